@@ -54,6 +54,14 @@ class Manifest:
     """Version of the code that wrote it; informative, not in the digest."""
     format_version: int = FORMAT_VERSION
 
+    def files_in(self, folder: str) -> dict[str, str]:
+        """The sha256 of the outputs in a folder, by their paths inside it."""
+        return {
+            name.removeprefix(f"{folder}/"): output.sha256
+            for name, output in self.outputs.items()
+            if name.startswith(f"{folder}/")
+        }
+
 
 def stage_digest(stage: str, config: dict[str, Any], inputs: dict[str, str]) -> str:
     """sha256 of what determines a stage's output."""

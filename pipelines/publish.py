@@ -14,6 +14,7 @@ from bert_core.manifest import Manifest, read_manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
 from pipelines.answering.predictors import ANSWER, option_items, predict_rows, predictor_of
 from pipelines.evaluate import CLASSES, PREDICTIONS
+from pipelines.runtime.description import link_model_card, published_page
 from pipelines.runtime.progress import say
 from pipelines.runtime.stage import (
     INPUT,
@@ -25,7 +26,7 @@ from pipelines.runtime.stage import (
     run_stage,
 )
 from tracking.runs import DatasetInput
-from tracking.server import tracking_uri
+from tracking.server import connect, tracking_uri, without_password
 from tracking.upload import check_id, check_token, upload
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         licence=config.license,
     )
     registry.describe(version, card, without_front_matter(card), uri=uri)
+    page = published_page(version.name, version.version)
+    link_model_card(connect(uri), without_password(uri), (config.model, config.evaluation), page)
     written = [config.local_folder / PUBLICATION, config.local_folder / MODEL_CARD]
     files.write_json(str(written[0]), asdict(publication))
     files.write_bytes(str(written[1]), card.encode())

@@ -17,6 +17,7 @@ from pipelines import finetune
 from pipelines.corpus.labelled import LabelledConfig, labelled_files
 from pipelines.finetune import FinetuneConfig
 from pipelines.runtime import cluster
+from pipelines.runtime.description import TRIAL_FOLDERS
 from pipelines.runtime.progress import say
 from pipelines.runtime.stage import (
     REMARK,
@@ -95,7 +96,7 @@ class TuneConfig(LabelledTrainingConfig):
         shared |= {"held_out": None, "num_workers": 0, "force": False, "wait": True} | changes
         trials = []
         for number, varied in enumerate(self.search.trials()):
-            output = files.join(self.output, "trials", f"{number:03d}")
+            output = files.join(self.output, TRIAL_FOLDERS, f"{number:03d}")
             try:
                 trials.append(FinetuneConfig(**shared | varied | {"output": output}))
             except ConfigError as error:

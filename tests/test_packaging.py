@@ -77,7 +77,7 @@ def test_the_wheel_holds_the_four_packages_and_refuses_to_be_uploaded(tmp_path: 
     assert folders == {"bert_core", "pipelines", "serve", "tracking"}
     assert "pipelines/runtime/ray_data_logging.yaml" in names
     page = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("serve/page/**/*.*")}
-    assert {*page, "serve/page/vendor/LICENSE"} <= set(names)
+    assert {*page, "serve/page/vendor/LICENSE", "tracking/palette.css"} <= set(names)
     assert b"raybert = pipelines.cli:main" in entry_points
     assert "Private :: Do Not Upload" in metadata.get_all("Classifier", [])
     assert (metadata["License-Expression"], metadata["Requires-Python"]) == (

@@ -5,6 +5,7 @@ The page keeps both in tags of the experiment, in formats of its own: those of M
 
 import json
 from collections.abc import Mapping
+from urllib.parse import quote
 
 EXPERIMENT_KIND = "mlflow.experimentKind"
 TRAINING = "custom_model_development"
@@ -74,6 +75,8 @@ def run_page(experiment_id: str, run_id: str, artifact: str | None = None) -> st
     return f"/#/experiments/{experiment_id}/runs/{run_id}{shown}?workflowType={WORKFLOW}"
 
 
-def version_page(model: str, version: str) -> str:
-    """The path of the page of a version of a registered model, on the side of training."""
-    return f"/#/models/{model}/versions/{version}?workflowType={WORKFLOW}"
+def model_page(model: str, version: str | None = None) -> str:
+    """The path of the page of a registered model, or of one of its versions, on the side of
+    training."""
+    shown = "" if version is None else f"/versions/{version}"
+    return f"/#/models/{quote(model, safe='')}{shown}?workflowType={WORKFLOW}"

@@ -202,6 +202,13 @@ class RunRecorder:
         except Exception as error:
             self._complain("artifact", f"{local_path} will not be in MLflow: {error}")
 
+    def json_artifact(self, name: str, content: Mapping[str, Any]) -> None:
+        """Attach a JSON file that need not be on disk. Like `record`, it never raises."""
+        try:
+            self._spool.enqueue("json", [name, dict(content)])
+        except Exception as error:
+            self._complain(name, f"{name} will not be in MLflow: {error}")
+
     def flush(self, timeout_s: float = 20.0) -> bool:
         """Wait until MLflow has everything, so that `run_id` is known; False on timeout."""
         return self._sender.wait_until_sent(timeout_s)

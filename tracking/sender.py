@@ -238,6 +238,11 @@ def _send_artifact(client: "MlflowClient", run_id: str, value: list[str | None])
         logger.warning("%s is gone and cannot be sent to MLflow", path)
 
 
+def _send_json(client: "MlflowClient", run_id: str, value: list[Any]) -> None:
+    name, content = value
+    client.log_dict(run_id, content, name)
+
+
 def _send_status(client: "MlflowClient", run_id: str, status: str) -> None:
     if status == "RUNNING":
         client.update_run(run_id, status=status)
@@ -250,5 +255,6 @@ _SENDERS: dict[NoteKind, Callable[["MlflowClient", str, Any], None]] = {
     "tags": _send_tags,
     "inputs": _send_inputs,
     "artifact": _send_artifact,
+    "json": _send_json,
     "status": _send_status,
 }

@@ -26,14 +26,14 @@ from typing import Any, Literal
 from bert_core.errors import FormatError, ResourceError
 from bert_core.files import write_bytes, write_json
 
-FORMAT_VERSION = 2
-"""1 had no `experiment_id`."""
+FORMAT_VERSION = 3
+"""1 had no `experiment_id`, 2 no notes of kind `json`."""
 METRICS = "metrics.jsonl"
 SENT = "metrics.sent"
 RUN = "mlflow_run.json"
 LOCK_TIMEOUT_S = 30.0
 
-NoteKind = Literal["params", "tags", "inputs", "artifact", "status"]
+NoteKind = Literal["params", "tags", "inputs", "artifact", "json", "status"]
 
 
 @dataclass(frozen=True)

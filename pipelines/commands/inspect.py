@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib import resources
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 ENCODER = "feature-extraction"
 """The task that needs no head."""
 PAGE, DATA = Path(__file__).with_name("inspect.html"), "{{data}}"
-LOOK = Path(__file__).with_name("look.css")
-"""The colours and shapes that all our pages share."""
 MOST_TOKENS = 128
 """Limit of a text whose attention is drawn: the page grows with its square, for every head."""
 
@@ -128,10 +127,16 @@ def write_page(path: str, sections: dict[str, Found]) -> int:
     """Write the page, whole or not at all; returns its size in bytes."""
     # No text may close the script element that it is in.
     data = json.dumps(sections, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    look = LOOK.read_text(encoding="utf-8")
-    page = PAGE.read_text(encoding="utf-8").replace("{{look}}", look).replace(DATA, data).encode()
-    files.write_bytes(path, page)
-    return len(page)
+    page = PAGE.read_text(encoding="utf-8").replace("{{style}}", style()).replace(DATA, data)
+    encoded = page.encode()
+    files.write_bytes(path, encoded)
+    return len(encoded)
+
+
+def style() -> str:
+    """The style sheet of pages: the colours that they share with the server's, and their shapes."""
+    palette, shapes = resources.files("tracking") / "palette.css", PAGE.with_name("look.css")
+    return palette.read_text(encoding="utf-8") + shapes.read_text(encoding="utf-8")
 
 
 def summary(sections: dict[str, Found]) -> list[str]:

@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ import numpy as np
 from rich.table import Table
 
 from bert_core.checks import Port, check_fields
-from bert_core.errors import ResourceError
+from bert_core.errors import RaybertError, ResourceError
 from bert_core.manifest import Manifest
 from bert_core.wording import shortened
-from pipelines.commands.report import paired_difference, write_report
+from pipelines.commands.report import attach, paired_difference, write_report
 from pipelines.commands.report_runs import runs_of
 from pipelines.configure import CONFIGS, STAGES, parse
 from pipelines.corpus import docstrings
@@ -36,6 +36,7 @@ from pipelines.runtime import cluster
 from pipelines.runtime.progress import console, say
 from tracking import metric_names as names
 from tracking.ports import free_port
+from tracking.server import tracking_uri
 from tracking.story import percent
 
 NAME, SERVED = "docstrings", "quickstart"
@@ -265,6 +266,8 @@ def _report(done: dict[str, Manifest], questions: list[Asked], seconds: float) -
     folders = [_relative(docstrings.folder()), *(f"{FOLDER}/{name}" for name in FOLDERS)]
     runs = runs_of(folders, None)
     write_report(str(page), runs, title="raybert quickstart", tried=questions)
+    with suppress(RaybertError):  # MLflow may be away
+        attach(str(page), runs, tracking_uri(None))
     body = json.dumps({"inputs": "Return the eigenvalues of a symmetric matrix."})
     say(
         "\nNext:\n"

@@ -26,20 +26,27 @@ from bert_core.checks import check_fields
 from bert_core.errors import ConfigError
 from bert_core.wording import shortened
 from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
-from pipelines.commands.inspect import LOOK
+from pipelines.commands.inspect import style
 from pipelines.commands.report_runs import Run, links, runs_of, with_ancestors
 from pipelines.evaluate import CLASSES, PREDICTIONS, WORST
 from pipelines.publish import MODEL_CARD
-from pipelines.runtime.description import DATA_CARD, VOCABULARY_CARD, folded
+from pipelines.runtime.description import (
+    DATA_CARD,
+    VOCABULARY_CARD,
+    add_link,
+    folded,
+    run_link,
+)
 from pipelines.runtime.progress import say
 from tracking import metric_names as names
 from tracking.curves import Curve
 from tracking.goodput import duration
 from tracking.metric_names import ACTIVITIES, CURVES
+from tracking.server import connect, tracking_uri, without_password
 from tracking.story import amount, figure, percent, sentence, short_number, words
 
 PAGES = Path(__file__).parent
-TEMPLATE = "report.html"
+TEMPLATE = REPORT = "report.html"
 UNTOLD = ("_std", "_before", "steps_mean", "_cut", "seconds")
 """Ends of the names of figures that say little beside others."""
 SHOWN_ROWS, SHOWN_CHARACTERS = 8, 260
@@ -52,6 +59,8 @@ KINDS = {
 }
 """Kind of curve → its title; as many as `CURVES`."""
 COLOURS = 6
+SECTION_LEVEL = 2
+"""Of the headings of sections."""
 LEAST_SHARE = 0.005
 """Of a run's time, for an activity to be shown."""
 _RULERS = re.compile(r"(\W)\1{3,}")
@@ -68,6 +77,9 @@ class ReportConfig:
     """Path or URI of the page."""
     title: str | None = None
     """Heading; by default the names of the runs."""
+    attach: bool = False
+    """Also attach the page to the last of these runs in MLflow, and link it from the descriptions
+    of all."""
     tracking_uri: str | None = None
     """MLflow store; by default the one in MLFLOW_TRACKING_URI, or else runs/mlflow.db."""
 
@@ -85,9 +97,35 @@ def run(config: ReportConfig) -> None:
     with tempfile.TemporaryDirectory(prefix="raybert-report-") as downloads:
         runs = runs_of(config.runs, config.tracking_uri, downloads)
         size_bytes = write_report(config.output, runs, title=config.title)
+        if config.attach:
+            attach(config.output, runs, tracking_uri(config.tracking_uri))
     for text in summary(runs):
         say(text)
     say(f"report: {config.output}, {size_bytes / 1e6:.1f} MB, opens in any browser")
+
+
+def attach(page: str, runs: Sequence[Run], uri: str) -> None:
+    """Attach the page to the last of the runs in MLflow, and link it from the descriptions of all.
+
+    Raises: ConfigError if the store has none of them.
+    """
+    place = without_password(uri)
+    recorded = [run.recorded for run in runs if run.recorded is not None]
+    linked = [
+        (each.run_id, link)
+        for each in recorded
+        if each.tracking_uri == place and each.run_id and (link := run_link(each, REPORT))
+    ]
+    if not linked:
+        raise ConfigError(
+            f"attach: wanted a run that MLflow at {place} has, got none: give the tracking_uri "
+            "that the runs were recorded to, or leave attach out"
+        )
+    client = connect(uri)
+    last, link = linked[-1]
+    client.log_text(last, files.read_bytes(page).decode(), REPORT)
+    for run_id, _ in linked:
+        add_link(client, run_id, "the report", link)
 
 
 def write_report(
@@ -111,7 +149,7 @@ def write_report(
         lstrip_blocks=True,
     )
     page = environment.get_template(TEMPLATE).render(
-        look=Markup(LOOK.read_text(encoding="utf-8")),
+        style=Markup(style()),
         title=title or ", ".join(run.name for run in runs),
         code=next((run.manifest.code_version for run in runs), ""),
         summary=summary(all_runs),
@@ -437,9 +475,12 @@ def _rendered(text: str, folder: str) -> Markup:
         text = text.split("\n---\n", 1)[1]
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = markdown.parse(text)
+    level = SECTION_LEVEL
     for token in tokens:
-        if token.type.startswith("heading_"):  # below the section's heading
-            token.tag = f"h{min(6, int(token.tag[1:]) + 2)}"
+        if token.type == "heading_open":  # below the section's heading, and no level left out
+            level = min(int(token.tag[1:]) + SECTION_LEVEL, level + 1, 6)
+        if token.type.startswith("heading_"):
+            token.tag = f"h{level}"
     rendered = markdown.renderer.render(tokens, markdown.options, {})
     return Markup(
         re.sub(
@@ -460,7 +501,7 @@ def _lineage(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     made_by = {digest: other.name for other in runs if other is not run for digest in other.digests}
     return {
         "name": run.name,
-        "place": run.place,
+        "place": run.output,
         "digest": run.manifest.digest,
         "code": run.manifest.code_version,
         "inputs": [

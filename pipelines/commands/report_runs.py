@@ -1,28 +1,32 @@
-"""The runs that a report is about: what their folders say, or MLflow where those are gone."""
+"""The runs that a report is about: what their folders say, or MLflow where those are away."""
 
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_core import files
-from bert_core.errors import ConfigError, FormatError, RaybertError
+from bert_core.bundle.layout import RECORD as BUNDLE_RECORD
+from bert_core.bundle.layout import digest_of
+from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import BUNDLE, Manifest, is_complete, read_manifest
-from pipelines.runtime.description import COMMAND, run_name
-from pipelines.runtime.stage import STARTED
+from pipelines.runtime.description import COMMAND, STARTED, recorded_run, run_name
 from tracking import goodput
 from tracking.curves import Curve, curves_of
 from tracking.goodput import Goodput
 from tracking.mirror import RECORD
-from tracking.server import connect, tracking_uri
+from tracking.server import connect, tracking_uri, without_password
 from tracking.spool import METRICS
+from tracking.spool import Run as Recorded
 from tracking.story import result
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run as StoredRun
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -33,7 +37,9 @@ class Run:
 
     manifest: Manifest
     place: str
-    """Folder or URI with its files."""
+    """Folder or URI with its files; a copy of its artifacts if only MLflow has it."""
+    output: str
+    """Folder or URI that the stage wrote."""
     name: str
     """`pretrain quickstart`."""
     command: str = ""
@@ -42,6 +48,10 @@ class Run:
     """Where its inputs were."""
     curves: Sequence[Curve] = ()
     spent: Goodput | None = None
+    recorded: Recorded | None = None
+    """Its run in MLflow, if it is known."""
+    store: "Store | None" = None
+    """Where to look for runs that it was made from, if their folders are away."""
 
     @property
     def stage(self) -> str:
@@ -66,8 +76,10 @@ class Run:
         """All digests by which another run may have taken it as an input."""
         known = {self.manifest.digest, *(each.sha256 for each in self.manifest.outputs.values())}
         known |= {str(self.counts.get("tokenizer_digest"))} if self.stage == "vocab" else set()
-        if any(name.startswith(f"{BUNDLE}/") for name in self.manifest.outputs):
-            known.add(_bundle_digest(files.join(self.place, BUNDLE)))
+        if bundle := self.manifest.files_in(BUNDLE):
+            known.add(
+                digest_of({name: sha for name, sha in bundle.items() if name != BUNDLE_RECORD})
+            )
         return frozenset(known)
 
     def text(self, name: str) -> str | None:
@@ -85,23 +97,23 @@ def runs_of(references: Sequence[str], uri: str | None, downloads: str | None = 
             which stays.
     Raises: ConfigError if a reference is no finished run.
     """
-    return [_run(reference, uri, downloads) for reference in references]
+    store = cache(lambda: Store(tracking_uri(uri), downloads))
+    return [_run(reference, store) for reference in references]
 
 
 def with_ancestors(runs: Sequence[Run]) -> list[Run]:
-    """The runs and all that they were made from, as far as their folders are still what was read,
-    ancestors first."""
+    """The runs and all that they were made from, ancestors first, as far as their folders are still
+    what was read, or MLflow has them."""
     by_place: dict[str, Run] = {}
 
     def add(run: Run) -> None:
         if run.place in by_place:
             return
         for name, source in run.sources.items():
-            for folder in _folders(source):
-                parent = _folder_run(folder)
-                if parent is not None and run.manifest.inputs.get(name) in parent.digests:
-                    add(parent)
-                    break
+            digest = run.manifest.inputs.get(name)
+            parents = (each for each in _runs_at(source, run.store) if digest in each.digests)
+            if (parent := next(parents, None)) is not None:
+                add(parent)
         by_place[run.place] = run
 
     for run in runs:
@@ -134,23 +146,94 @@ def _is_input(source: Run, run: Run) -> bool:
     )
 
 
-def _run(reference: str, uri: str | None, downloads: str | None) -> Run:
+class Store:
+    """The runs of an MLflow store; the artifacts of each are downloaded once."""
+
+    def __init__(self, uri: str, downloads: str | None) -> None:
+        self._client, self._uri, self._downloads = connect(uri), uri, downloads
+        self._runs: dict[str, Run] = {}
+
+    def run(self, run_id: str) -> Run:
+        """A run as its folder has it, if that is here, or else as MLflow has it.
+
+        Raises: ConfigError if there is no such run, or no stage made it.
+        """
+        from mlflow.exceptions import MlflowException
+
+        try:
+            stored = self._client.get_run(run_id)
+        except MlflowException as error:
+            raise ConfigError(f"runs: wanted an MLflow run, got {run_id}: {error}") from error
+        tags = stored.data.tags
+        if "stage" not in tags:
+            raise ConfigError(f"runs: wanted a run of a raybert stage, got another's, {run_id}")
+        run = _folder_run(tags.get("output", ""))
+        if run is not None and _is_of(run, stored.data.params):
+            return replace(run, store=self)
+        return self._downloaded(stored)
+
+    def that_wrote(self, output: str) -> Iterator[Run]:
+        """The finished runs that wrote an output, newest first."""
+        everywhere = [each.experiment_id for each in self._client.search_experiments()]
+        here = output.removeprefix(f"{Path.cwd()}/")
+        for spelling in dict.fromkeys((output, files.absolute(output), here)):
+            if '"' in spelling:  # MLflow's filters cannot quote it
+                continue
+            wanted = f'attributes.status = "FINISHED" and tags.output = "{spelling}"'
+            for stored in self._client.search_runs(everywhere, wanted):
+                yield self._downloaded(stored)
+
+    def _downloaded(self, stored: "StoredRun") -> Run:
+        run_id = stored.info.run_id
+        if run_id not in self._runs:
+            self._runs[run_id] = self._download(stored)
+        return self._runs[run_id]
+
+    def _download(self, stored: "StoredRun") -> Run:
+        run_id, tags = stored.info.run_id, stored.data.tags
+        folder = tempfile.mkdtemp(prefix="raybert-report-", dir=self._downloads)
+        place = self._client.download_artifacts(run_id, "", folder)
+        run = _folder_run(place) or _without_manifest(stored, place)
+        records = _records(self._client, run_id, stored.data.metrics)
+        return replace(
+            run,
+            output=tags.get("output", ""),
+            name=stored.info.run_name,
+            command=tags.get(COMMAND, ""),
+            curves=curves_of(records, _steps_per_seed(run.counts)),
+            recorded=Recorded(
+                tracking_uri=without_password(self._uri),
+                experiment="",
+                run_name=stored.info.run_name,
+                experiment_id=stored.info.experiment_id,
+                run_id=run_id,
+            ),
+            store=self,
+        )
+
+
+def _run(reference: str, store: Callable[[], Store]) -> Run:
     if (run := _folder_run(reference)) is not None:
         return run
     if _RUN_ID.fullmatch(reference):
-        return _mlflow_run(reference, tracking_uri(uri), downloads)
+        return store().run(reference)
     raise ConfigError(
         f"runs: wanted the output of a finished stage or the id of an MLflow run, got {reference}, "
         "which has no manifest.json: `raybert list runs` shows those under runs/"
     )
 
 
-def _folders(source: str) -> Iterator[str]:
+def _runs_at(source: str, store: Store | None) -> Iterator[Run]:
+    """The runs that may have written an input: the folder's, then those that MLflow has."""
     if source.startswith(("models:", "hf://")):
         return
-    yield source
-    if source.rstrip("/").endswith(f"/{BUNDLE}"):
-        yield source.rstrip("/").removesuffix(f"/{BUNDLE}")
+    folders = dict.fromkeys((source, source.rstrip("/").removesuffix(f"/{BUNDLE}")))
+    for folder in folders:
+        if (run := _folder_run(folder)) is not None:
+            yield replace(run, store=store)
+    if store is not None:
+        for folder in folders:
+            yield from store.that_wrote(folder)
 
 
 def _folder_run(folder: str) -> Run | None:
@@ -163,11 +246,13 @@ def _folder_run(folder: str) -> Run | None:
     return Run(
         manifest=manifest,
         place=folder,
+        output=folder,
         name=run_name(manifest.stage, folder),
         command=started.get("command", ""),
         sources=started.get("sources", {}),
         curves=curves_of(records, _steps_per_seed(manifest.counts)),
         spent=_spent(folder),
+        recorded=recorded_run(folder),
     )
 
 
@@ -194,34 +279,9 @@ def _steps_per_seed(counts: Mapping[str, Any]) -> int | None:
     return int(counts["steps"]) if len(counts.get("seeds", ())) > 1 else None
 
 
-def _bundle_digest(folder: str) -> str:
-    from bert_core.bundle.format import bundle_digest
-
-    local = files.local_path(folder)
-    try:
-        return "" if local is None else bundle_digest(local)
-    except (OSError, FormatError):
-        return ""
-
-
-def _mlflow_run(run_id: str, uri: str, downloads: str | None) -> Run:
-    """A run as MLflow has it; its folder, if that is here.
-
-    Raises: ConfigError if there is no such run, or no stage made it.
-    """
-    from mlflow.exceptions import MlflowException
-
-    client = connect(uri)
-    try:
-        stored = client.get_run(run_id)
-    except MlflowException as error:
-        raise ConfigError(f"runs: wanted an MLflow run, got {run_id}: {error}") from error
+def _without_manifest(stored: "StoredRun", place: str) -> Run:
+    """A run that an older version recorded, or one without a result."""
     tags = stored.data.tags
-    if "stage" not in tags:
-        raise ConfigError(f"runs: wanted a run of a raybert stage, got another's, {run_id}")
-    run = _folder_run(tags.get("output", ""))
-    if run is not None and _is_of(run, stored.data.params):
-        return run
     taken = [] if stored.inputs is None else stored.inputs.dataset_inputs
     inputs = {each.dataset.name: each.dataset.digest for each in taken}
     return Run(
@@ -233,12 +293,9 @@ def _mlflow_run(run_id: str, uri: str, downloads: str | None) -> Run:
             counts=dict(stored.data.metrics),
             code_version=tags.get("code_version", ""),
         ),
-        place=client.download_artifacts(
-            run_id, "", tempfile.mkdtemp(prefix="raybert-report-", dir=downloads)
-        ),
-        name=stored.info.run_name,
-        command=tags.get(COMMAND, ""),
-        curves=curves_of(_records(client, run_id, stored.data.metrics)),
+        place=place,
+        output="",
+        name="",
     )
 
 

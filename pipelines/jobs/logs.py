@@ -12,8 +12,8 @@ from typing import Any
 from bert_core import files
 from bert_core.manifest import is_complete
 from pipelines.runtime import cluster
+from pipelines.runtime.description import STARTED
 from pipelines.runtime.progress import say
-from pipelines.runtime.stage import STARTED
 
 LOGS = "logs"
 OF_A_DRIVER = "job-driver-"

@@ -6,26 +6,44 @@ import getpass
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from pathlib import PurePosixPath
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
-from bert_core import files
+from bert_core import files, storage
 from bert_core.checks import default_of
 from bert_core.errors import RaybertError
 from bert_core.manifest import BUNDLE
 from bert_core.wording import first_line, shortened
-from tracking.page import NOTE, RESULT, run_page, version_page
+from tracking.mirror import RECORD, read_copy
+from tracking.page import NOTE, RESULT, model_page, run_page
 from tracking.runs import DatasetInput
 from tracking.spool import Run, read_run
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+TRIAL_FOLDERS = "trials"
+"""Folder in the output of a sweep with those of its trials, by number."""
 COMMAND = "command"
 """Tag of a run: the command line that makes the same."""
 DATA_CARD, VOCABULARY_CARD = "data_card.md", "vocabulary_card.md"
 """Artifacts of a run."""
-_CARDS = {"prepare": ("data card", DATA_CARD), "vocab": ("vocabulary card", VOCABULARY_CARD)}
-_COMMON = ("/", "runs", "trials")
+_CARDS = {
+    "prepare": ("the data card", DATA_CARD),
+    "vocab": ("the vocabulary card", VOCABULARY_CARD),
+}
+MODEL_PAGE = "the model card"
+"""Title of the page of a registered model, which shows its card."""
+STARTED = "started.json"
+"""What a stage writes into its output before its work: its command, and where its inputs are."""
+REGISTERED = "models:/"
+"""Begins a reference to a model of the registry."""
+_SEE = "See "
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
+_COMMON = ("/", "runs")
 """Folders that say nothing of a run."""
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"]+@")
 _QUERY = re.compile(r"(https?://[^?\s\"]*)\?[^\s\"]*")
@@ -33,9 +51,12 @@ _QUERY = re.compile(r"(https?://[^?\s\"]*)\?[^\s\"]*")
 
 def run_name(stage: str, output: str) -> str:
     """`runs/quickstart/pretrain` → `pretrain quickstart`: the last two folders of the output,
-    without what every path has."""
-    place = output.partition("://")[2] or output
-    parts = [part for part in PurePosixPath(place).parts if part not in _COMMON][-2:]
+    without what every path has. A trial is named after its sweep: `trial 003 of quickstart`."""
+    place = PurePosixPath(output.partition("://")[2] or output)
+    if place.parent.name == TRIAL_FOLDERS and place.name.isdigit():
+        sweep = run_name("tune", str(place.parent.parent))
+        return f"trial {place.name} of {sweep.removeprefix('tune ')}"
+    parts = [part for part in place.parts if part not in _COMMON][-2:]
     if parts[-1:] == [stage]:
         parts = parts[:-1]
     return " ".join([stage, "/".join(parts)]).strip()
@@ -109,17 +130,23 @@ def _user() -> str:
         return "unknown"
 
 
-def recorded_run(source: str) -> Run | None:
-    """The run that wrote an input: a stage's folder, or the bundle in it; None if none is known."""
-    folder = files.local_path(source) if "://" not in source else None
-    if folder is None:
+def recorded_run(folder: str) -> Run | None:
+    """The run that wrote an output, a folder or in a bucket; None if none is known."""
+    if not storage.opens(folder) and files.is_uri(folder):
+        return None  # the web, or a model
+    try:
+        if storage.opens(folder):
+            return read_copy(files.join(folder, RECORD))
+        return read_run(Path(folder))
+    except (OSError, RaybertError):
         return None
-    for place in (folder, folder.parent) if folder.name == BUNDLE else (folder,):
-        try:
-            if (run := read_run(place)) is not None:
-                return run
-        except (OSError, RaybertError):
-            return None
+
+
+def _origin(source: str) -> tuple[str, Run] | None:
+    """The output that an input is, or lies in as its bundle, and the run that wrote it."""
+    for folder in dict.fromkeys((source, source.rstrip("/").removesuffix(f"/{BUNDLE}"))):
+        if (run := recorded_run(folder)) is not None:
+            return folder, run
     return None
 
 
@@ -143,7 +170,7 @@ def described(
     if inputs:
         parts.append("Made from " + ", ".join(_input(item, uri) for item in inputs) + ".")
     if links:
-        parts.append("See " + ", ".join(f"[{title}]({url})" for title, url in links.items()) + ".")
+        parts.append(_see(links))
     parts.append(f"```bash\n{folded(command)}\n```")
     parts.append(f"`raybert report {shlex.quote(output)}` writes a report of it.")
     tags = {NOTE: "\n\n".join(parts), COMMAND: command}
@@ -158,6 +185,38 @@ def failure(error: BaseException) -> str:
     return shortened(without_secrets(first_line(f"failed: {what}{error}")), 500)
 
 
+def _see(links: Mapping[str, str]) -> str:
+    return _SEE + ", ".join(f"[{title}]({url})" for title, url in links.items()) + "."
+
+
+def add_link(client: "MlflowClient", run_id: str, title: str, url: str) -> None:
+    """Add a page to the description of a run that has ended, or replace the one of that title."""
+    parts = client.get_run(run_id).data.tags.get(NOTE, "").split("\n\n")
+    command = next((n for n, part in enumerate(parts) if part.startswith("```")), len(parts))
+    place = next((n for n, part in enumerate(parts[:command]) if part.startswith(_SEE)), None)
+    if place is None:
+        parts.insert(command, _see({title: url}))
+    else:
+        parts[place] = _see(dict(_LINK.findall(parts[place])) | {title: url})
+    client.set_tag(run_id, NOTE, "\n\n".join(parts))
+
+
+def link_model_card(client: "MlflowClient", uri: str, sources: Iterable[str], page: str) -> None:
+    """Link a published version from the runs that made and measured it, as far as they are known.
+
+    Args:
+        uri: of the store, without a password.
+        sources: inputs of the stage that published it.
+    """
+    from mlflow.exceptions import MlflowException
+
+    for source in sources:
+        origin = _origin(source)
+        if origin is not None and origin[1].tracking_uri == uri and origin[1].run_id is not None:
+            with suppress(MlflowException):  # the run was deleted
+                add_link(client, origin[1].run_id, MODEL_PAGE, page)
+
+
 def card_links(
     stage: str, run: Run | None, config: Any, counts: Mapping[str, Any]
 ) -> dict[str, str]:
@@ -166,16 +225,51 @@ def card_links(
     Args:
         run: that of the stage, if it is known.
     """
-    if stage == "publish":
-        return {"the model card": _on_this_server(version_page(config.name, counts["version"]))}
-    if stage in _CARDS and run is not None:
-        title, artifact = _CARDS[stage]
-        if page := _page(run, artifact):
-            return {f"the {title}": page}
-    return {}
+    if stage in ("publish", "tune") and "version" in counts:
+        return {MODEL_PAGE: published_page(config.name, counts["version"])}
+    return {} if run is None else _written_card(stage, run)
 
 
-def _page(run: Run, artifact: str | None = None) -> str | None:
+def _written_card(stage: str, run: Run) -> dict[str, str]:
+    title, artifact = _CARDS.get(stage, ("", ""))
+    page = run_link(run, artifact) if title else None
+    return {} if page is None else {title: page}
+
+
+def cards_behind(sources: Iterable[str], uri: str) -> dict[str, str]:
+    """The pages with the cards of all that a run was made from; of two of a kind, the nearest.
+
+    Args:
+        sources: the inputs of the run.
+        uri: of the store, without a password.
+    """
+    links: dict[str, str] = {}
+    left, seen = list(sources), set[str]()
+    for source in left:  # which grows
+        if source.startswith(REGISTERED):
+            links.setdefault(MODEL_PAGE, _registered_page(source))
+        elif (origin := _origin(source)) is not None and origin[0] not in seen:
+            folder, run = origin
+            seen.add(folder)
+            with suppress(OSError, ValueError, RaybertError):
+                started = files.read_json(files.join(folder, STARTED))
+                if run.tracking_uri == uri:
+                    links = _written_card(started["stage"], run) | links
+                left += started.get("sources", {}).values()
+    return links
+
+
+def published_page(model: str, version: str) -> str:
+    """The link to a version of a registered model."""
+    return _on_this_server(model_page(model, version))
+
+
+def _registered_page(reference: str) -> str:
+    name, _, version = reference.removeprefix(REGISTERED).partition("/")
+    return _on_this_server(model_page(name.partition("@")[0], version or None))
+
+
+def run_link(run: Run, artifact: str | None = None) -> str | None:
     """A link to a run's page, or to an artifact; None until MLflow has answered."""
     if run.experiment_id is None or run.run_id is None:
         return None
@@ -189,7 +283,9 @@ def _on_this_server(path: str) -> str:
 
 def _input(item: DatasetInput, uri: str) -> str:
     name = item.name.replace("_", " ")
-    run = recorded_run(item.source)
-    if run is not None and run.tracking_uri == uri and (page := _page(run)):
-        return f"{name} [{run.run_name}]({page})"
+    if item.source.startswith(REGISTERED):
+        return f"{name} [{item.source}]({_registered_page(item.source)})"
+    origin = _origin(item.source)
+    if origin is not None and origin[1].tracking_uri == uri and (page := run_link(origin[1])):
+        return f"{name} [{origin[1].run_name}]({page})"
     return f"{name} `{without_secrets(item.source)}` ({item.digest[:12]})"

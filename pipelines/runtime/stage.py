@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -33,7 +33,9 @@ from bert_core.manifest import (
 from pipelines.runtime import lease
 from pipelines.runtime.capacity import Gpus
 from pipelines.runtime.description import (
+    STARTED,
     card_links,
+    cards_behind,
     command,
     described,
     failure,
@@ -54,7 +56,6 @@ from tracking.story import result
 if TYPE_CHECKING:
     from bert_core.data.tokenizer import Tokenizer
 
-STARTED = "started.json"
 INPUT = {"input": True}
 """Metadata of a config field that locates an input: the input's digest counts, not its path."""
 REMARK = {"remark": True}
@@ -311,6 +312,9 @@ def run_stage(
             recorder.record(recorder.last_step + 1, numbers)
             for path in stage_result.artifacts:
                 recorder.artifact(path)
+            # With these, a report needs no folder.
+            recorder.json_artifact(STARTED, files.read_json(files.join(config.output, STARTED)))
+            recorder.json_artifact(NAME, asdict(manifest))
             held.check()
             # From here on the output is complete: if killed now, the next start only ends the run.
             write_manifest(config.output, manifest)
@@ -402,14 +406,17 @@ def _description(
     counts: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
     """The description of the run: when it begins, and with its counts when it ends."""
-    recorded = None if counts is None else read_run(config.local_folder)
+    uri = without_password(tracking_uri(config.tracking_uri))
+    links = cards_behind([item.source for item in inputs], uri)
+    if counts is not None:
+        links |= card_links(stage, read_run(config.local_folder), config, counts)
     return described(
         stage_command(stage, config),
         config.output,
         inputs,
-        without_password(tracking_uri(config.tracking_uri)),
+        uri,
         result="" if counts is None else result(stage, counts),
-        links=None if counts is None else card_links(stage, recorded, config, counts),
+        links=links,
     )
 
 

@@ -209,7 +209,8 @@ def finished(
     steps = counts["steps"] if len(counts.get("seeds", ())) > 1 else None
     plots = plot_curves(config.local_folder / METRICS, folder, steps)
     plots.append(plot_time(spent, folder / "time.png"))
-    return Result(outputs=outputs, counts=counts | spent.numbers(), artifacts=plots)
+    artifacts = [*plots, config.local_folder / goodput.FILE]
+    return Result(outputs=outputs, counts=counts | spent.numbers(), artifacts=artifacts)
 
 
 def _spent(config: TrainingConfig) -> goodput.Goodput:

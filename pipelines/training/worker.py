@@ -50,7 +50,7 @@ from bert_core.train.loop import DivergedError, Rise, Step, Totals, training_ste
 from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
 from bert_core.wording import first_line
-from pipelines.runtime.stage import STARTED
+from pipelines.runtime.description import STARTED
 from pipelines.training.config import TrainingConfig
 from pipelines.training.records import (
     CHECKPOINTS,

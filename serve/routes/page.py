@@ -1,4 +1,5 @@
-"""The page for trying the models, and the files that it is made of (`serve/page`).
+"""The page for trying the models, and the files that it is made of (`serve/page`, and the colours
+that it shares with reports).
 
 The files are read once. What is not among them is not found, whatever its path looks like.
 """
@@ -29,6 +30,7 @@ def page_routes() -> APIRouter:
     """`GET /`, the page, and `GET /page/…`, its files."""
     router = APIRouter(tags=["front"])
     contents = dict(_contents(files("serve") / "page"))
+    contents["palette.css"] = (files("tracking") / "palette.css").read_bytes()
 
     def file_response(name: str) -> Response:
         return Response(contents[name], headers=HEADERS, media_type=_media_type(name))

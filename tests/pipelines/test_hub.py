@@ -19,7 +19,7 @@ from pipelines import evaluate, finetune, predict, prepare, pretrain, publish, t
 from pipelines.evaluate import EvaluateConfig
 from pipelines.predict import PredictConfig
 from pipelines.publish import PublishConfig
-from pipelines.runtime.stage import STARTED
+from pipelines.runtime.description import STARTED
 from pipelines.training.selection import SelectionConfig
 from pipelines.training.sweep import SweepConfig
 from pipelines.tune import TuneConfig

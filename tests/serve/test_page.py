@@ -14,7 +14,6 @@ from urllib.parse import urlencode
 import httpx
 import numpy as np
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from bert_core.bundle.format import load_bundle
@@ -25,6 +24,7 @@ from serve.auth import Keys
 from serve.hosted import HostedModel
 from serve.plan import Plan, Source
 from tests import tiny
+from tests.pages import assert_within_reach
 from tests.serve import live
 from tracking.registry import publish
 from tracking.server import connect
@@ -207,14 +207,6 @@ def ask(page: Page, url: str, model: str, task: str, typed: dict[str, str]) -> L
     result = page.get_by_role("region", name=f"Answer of {model}", exact=True)
     expect(result.locator(".timing")).to_contain_text("compute")
     return result
-
-
-def assert_within_reach(page: Page) -> None:
-    """No finding of axe, in light and dark."""
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        found = Axe().run(page)
-        assert found.violations_count == 0, found.generate_report()
 
 
 def assert_calls_work(page: Page, task: str, answer: Any) -> None:

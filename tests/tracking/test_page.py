@@ -60,8 +60,13 @@ def test_a_browser_shows_training_with_results_and_a_sweep_over_its_trials(
         return recorder.run_id
 
     sweep = record("sweep", "best of 1: accuracy 81.7 %")
-    record("trial", "accuracy 81.7 %", **{PARENT_TAG: sweep})
-    experiment = experiment_id(connect(server.uri), server.uri, "raybert")
+    client = connect(server.uri)
+    experiment = experiment_id(client, server.uri, "raybert")
+    client.log_text(sweep, "# Of the sweep", "card.md")
+    links = {"the sweep": run_page(experiment, sweep)}
+    links["its card"] = run_page(experiment, sweep, "card.md")
+    note = ", ".join(f"[{title}]({path.removeprefix('/')})" for title, path in links.items())
+    trial = record("trial", "accuracy 81.7 %", **{PARENT_TAG: sweep, NOTE: note})
     page = browser.new_page(viewport={"width": 1600, "height": 950})
     page.set_default_timeout(60_000)  # the page is megabytes of scripts
     page.goto(server.uri + runs_page(experiment))
@@ -75,4 +80,11 @@ def test_a_browser_shows_training_with_results_and_a_sweep_over_its_trials(
     page.get_by_text("raybert tune --lr 1").first.wait_for()
     page.get_by_role("link", name="tune trial").wait_for()  # of its child runs
     assert page.get_by_text("Evaluation runs").count() == 0  # which the side of GenAI has
+    for title, text in (("the sweep", "raybert tune --lr 1"), ("its card", "Of the sweep")):
+        page.goto(server.uri + run_page(experiment, trial))
+        with page.expect_popup() as popup:
+            page.get_by_role("link", name=title, exact=True).click()
+        popup.value.get_by_text(text).first.wait_for(timeout=60_000)
+        assert popup.value.url == server.uri + links[title]
+        assert popup.value.get_by_text("Evaluation runs").count() == 0
     page.close()

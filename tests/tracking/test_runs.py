@@ -75,6 +75,7 @@ def test_a_stage_is_one_run_with_params_inputs_metrics_and_plots(
         for step in (0, 10, 20):
             recorder.record(step, {"loss": 3.0 - step / 10, "heldout/mlm_loss": 1})
         recorder.artifact(tmp_path / "loss.png", "plots")
+        recorder.json_artifact("manifest.json", {"counts": {"rows": 3}})
     run = run_of(store, experiment)
     assert run.info.run_id == recorder.run_id
     assert (run.info.run_name, run.info.status) == ("pretrain", "FINISHED")
@@ -89,6 +90,8 @@ def test_a_stage_is_one_run_with_params_inputs_metrics_and_plots(
     assert [tag.value for tag in datasets["hub"].tags] == ["evaluation"]
     (plot,) = connect(store).list_artifacts(run.info.run_id, "plots")
     assert plot.path == "plots/loss.png"
+    manifest = connect(store).download_artifacts(run.info.run_id, "manifest.json", str(tmp_path))
+    assert json.loads(Path(manifest).read_text()) == {"counts": {"rows": 3}}
     # Beside the database, not in the working directory.
     assert f"{Path(store.removeprefix('sqlite:///')).parent}/mlartifacts/" in run.info.artifact_uri
 

@@ -149,5 +149,5 @@ def test_a_damaged_or_newer_run_file_is_refused_by_name(tmp_path: Path) -> None:
         read_run(tmp_path)
     newer = {"format_version": FORMAT_VERSION + 1, "untold": []}
     (tmp_path / RUN).write_text(json.dumps(newer))
-    with pytest.raises(FormatError, match="has format 3, this raybert reads up to 2"):
+    with pytest.raises(FormatError, match="has format 4, this raybert reads up to 3"):
         read_run(tmp_path)

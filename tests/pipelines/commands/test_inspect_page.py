@@ -100,3 +100,10 @@ def test_a_head_is_chosen_by_a_click_and_by_keys_and_its_weights_are_told(
         row = weights[size : 2 * size]
         assert lines.count() == sum(weight >= 20 for weight in row)
         assert it.messages == []
+
+
+def test_the_page_is_within_reach_of_all(page: Path, browser: Browser) -> None:
+    with pages.opened(browser, page) as it:
+        for button in it.page.locator(".choice button").all():
+            button.click()
+            pages.assert_within_reach(it.page)

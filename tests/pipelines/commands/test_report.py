@@ -15,14 +15,17 @@ from playwright.sync_api import Browser
 
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, Output, write_manifest
+from pipelines import evaluate
 from pipelines.cli import main
 from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
 from pipelines.commands.report import ReportConfig, run, write_report
 from pipelines.commands.report_runs import links, runs_of, with_ancestors
+from pipelines.evaluate import EvaluateConfig
 from pipelines.runtime.stage import Result, StageConfig, run_stage
 from tests import pages
 from tracking.goodput import Goodput
-from tracking.runs import RunRecorder
+from tracking.runs import DatasetInput, RunRecorder
+from tracking.spool import read_run
 
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
@@ -126,7 +129,7 @@ def test_a_page_needs_no_other_file_and_escapes_what_it_shows(
     assert "&lt;script&gt;alert(1)&lt;/script&gt; === &amp; more" in page
     assert "A &lt;b&gt;question&lt;/b&gt;" in page
     assert "<h3>Card</h3>" in page
-    assert "<h6>Deep</h6>" in page
+    assert "<h4>Deep</h4>" in page  # no level is left out
 
 
 def test_it_says_what_was_learnt_and_what_is_taken_for_what(
@@ -256,6 +259,58 @@ def test_a_run_is_found_by_its_id_and_told_from_mlflow_when_its_folder_is_gone(
         runs_of(["0" * 32], uri)
 
 
+def test_a_run_without_a_manifest_shows_what_mlflow_has(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    tags = {"stage": "predict", "output": "away", "command": "raybert predict", "code_version": "1"}
+    inputs = [DatasetInput("model", "abc", "away/model")]
+    with RunRecorder.open(
+        tmp_path / "run",
+        uri=uri,
+        run_name="predict x",
+        params={"top_k": 5},
+        inputs=inputs,
+        tags=tags,
+    ) as recorder:
+        recorder.record(0, {"rows": 7})
+    [seen] = runs_of([str(recorder.run_id)], uri)
+    assert (seen.stage, seen.name, seen.output) == ("predict", "predict x", "away")
+    assert (seen.counts, seen.manifest.inputs) == ({"rows": 7}, {"model": "abc"})
+    assert with_ancestors([seen]) == [seen]
+
+
+def test_what_mlflow_has_makes_the_same_page_as_the_folders(finetuned: Any, tmp_path: Path) -> None:
+    """From an evaluation back to the text, by the id of the last run alone."""
+    made = finetuned.folder
+    scores = EvaluateConfig(
+        output=str(made / "scores"),
+        model=str(made / "finetune"),
+        held_out=finetuned.rows,
+        num_workers=0,
+        tracking_uri=finetuned.tracking_uri,
+    )
+    evaluate.run(scores)
+    recorded = read_run(Path(scores.output))
+    assert recorded is not None
+    pages_of = [tmp_path / "folders.html", tmp_path / "ids.html"]
+    run(ReportConfig(runs=(scores.output,), output=str(pages_of[0])))
+    config = ReportConfig(runs=(str(recorded.run_id),), tracking_uri=finetuned.tracking_uri)
+    stages = ("vocab", "shards", "pretrain", "finetune", "scores")
+    away = tmp_path / "away"
+    away.mkdir()
+    for name in stages:
+        (made / name).rename(away / name)
+    try:
+        run(replace(config, output=str(pages_of[1])))
+    finally:
+        for name in stages:
+            (away / name).rename(made / name)
+    from_folders, from_ids = [path.read_text() for path in pages_of]
+    assert from_folders.count("<pre>raybert ") == len(stages)
+    assert "<h2>Evaluation</h2>" in from_folders
+    assert "Where the time went" in from_folders
+    assert from_ids == from_folders
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_it_is_read_alone_on_any_screen(
     width: int, scheme: pages.Scheme, folders: list[str], tmp_path: Path, browser: Browser
@@ -270,6 +325,22 @@ def test_it_is_read_alone_on_any_screen(
         assert it.page.locator("svg.chart").count() > 0
         assert it.requests == [page.absolute().as_uri()]
         assert it.messages == []
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_it_is_within_reach_of_all(
+    several: bool, folders: list[str], tmp_path: Path, browser: Browser
+) -> None:
+    page = tmp_path / "report.html"
+    spent = Goodput(began_s=0.0, until_s=100.0, seconds={"computing": 60.0, "starting": 40.0})
+    shown = [
+        replace(each, spent=spent)
+        for each in runs_of(folders[1:] if several else folders[-1:], None)
+    ]
+    write_report(str(page), shown, tried=[("A question", [("0.9", "an answer")])])
+    with pages.opened(browser, page) as it:
+        it.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        pages.assert_within_reach(it.page)
 
 
 def test_a_title_replaces_the_names(folders: list[str], tmp_path: Path) -> None:

@@ -1,18 +1,33 @@
 """What MLflow shows of a stage's run besides its figures."""
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bert_core.errors import CorpusError, ResourceError
+from pipelines import evaluate, publish
+from pipelines.commands import report
+from pipelines.commands.report import ReportConfig
 from pipelines.configure import CONFIGS, STAGES, parse
+from pipelines.evaluate import EvaluateConfig
 from pipelines.publish import PublishConfig
-from pipelines.runtime.description import card_links, described, failure, folded, run_name
+from pipelines.runtime.description import (
+    card_links,
+    cards_behind,
+    described,
+    failure,
+    folded,
+    recorded_run,
+    run_name,
+)
 from pipelines.runtime.stage import determining_fields, stage_command
 from tracking.page import NOTE, RESULT
 from tracking.runs import DatasetInput
+from tracking.server import connect
 from tracking.spool import Run, Spool
 
 SHIPPED = sorted(path for word in STAGES for path in (CONFIGS / word).glob("*.toml"))
@@ -26,7 +41,9 @@ SHIPPED = sorted(path for word in STAGES for path in (CONFIGS / word).glob("*.to
         ("/data/me/wiki/base", "pretrain wiki/base"),
         ("s3://bucket/wiki-base/pretrain", "pretrain wiki-base"),
         ("runs/pretrain", "pretrain"),
-        ("runs/sweep/trials/003", "pretrain sweep/003"),
+        ("runs/wiki/tune/trials/003", "trial 003 of wiki"),
+        ("s3://bucket/a/sweep/trials/012", "trial 012 of a/sweep"),
+        ("runs/trials/books", "pretrain trials/books"),
     ],
 )
 def test_a_run_is_named_after_its_folder(output: str, name: str) -> None:
@@ -90,8 +107,75 @@ def test_a_card_is_one_click_away_once_mlflow_has_answered() -> None:
     assert card_links("prepare", run, None, {}) == {"the data card": card}
     model = "#/models/wiki/versions/3?workflowType=machine_learning"
     config = PublishConfig(output="o", model="m", evaluation="e", name="wiki")
-    assert card_links("publish", run, config, {"version": "3"}) == {"the model card": model}
+    for stage in ("publish", "tune"):
+        assert card_links(stage, run, config, {"version": "3"}) == {"the model card": model}
     assert card_links("prepare", unknown, None, {}) == card_links("pretrain", run, None, {}) == {}
+
+
+def test_every_run_leads_to_its_cards_and_its_report(finetuned: Any, tmp_path: Path) -> None:
+    made, uri = finetuned.folder, finetuned.tracking_uri
+    shared: dict[str, Any] = {"num_workers": 0, "tracking_uri": uri}
+    model, scores = str(made / "finetune" / "bundle"), str(tmp_path / "scores")
+    evaluate.run(EvaluateConfig(output=scores, model=model, held_out=finetuned.rows, **shared))
+    published = PublishConfig(
+        output=str(tmp_path / "published"), model=model, evaluation=scores, name="a b", **shared
+    )
+    publish.run(published)
+    page = str(tmp_path / "report.html")
+    report.run(
+        ReportConfig(
+            runs=(str(made / "pretrain"), scores), output=page, attach=True, tracking_uri=uri
+        )
+    )
+    client = connect(uri)
+    outputs = [made / name for name in ("vocab", "shards", "pretrain", "finetune")]
+    runs = {each.name: recorded_run(str(each)) for each in (*outputs, Path(scores))}
+    runs["published"] = recorded_run(published.output)
+    notes, pages = {}, {}
+    for name, run in runs.items():
+        assert run is not None
+        assert run.run_id is not None
+        notes[name] = client.get_run(run.run_id).data.tags[NOTE]
+        pages[name] = f"#/experiments/{run.experiment_id}/runs/{run.run_id}"
+    training = "?workflowType=machine_learning"
+    cards = {
+        "the vocabulary card": f"{pages['vocab']}/artifacts/vocabulary_card.md{training}",
+        "the data card": f"{pages['shards']}/artifacts/data_card.md{training}",
+        "the model card": f"#/models/a%20b/versions/1{training}",
+        "the report": f"{pages['scores']}/artifacts/report.html{training}",
+    }
+    links = {
+        name: dict(re.findall(r"\[([^]]+)\]\(([^)]+)\)", note)) for name, note in notes.items()
+    }
+    linked = {
+        name: [title for title, page in cards.items() if found.get(title) == page]
+        for name, found in links.items()
+    }
+    vocabulary, data, of_model, of_run = cards
+    assert linked == {
+        "vocab": [vocabulary],
+        "shards": [vocabulary, data],
+        "pretrain": [vocabulary, data, of_run],
+        "finetune": [vocabulary, data, of_model],
+        "scores": [*cards],
+        "published": [vocabulary, data, of_model],
+    }
+    assert f"{pages['finetune']}{training}" in links["scores"].values()
+    assert all("\n\n```bash\nraybert " in note for note in notes.values())
+    [scored] = [each for each in (runs["scores"],) if each is not None]
+    attached = client.download_artifacts(str(scored.run_id), "report.html", str(tmp_path))
+    assert Path(attached).read_bytes() == Path(page).read_bytes()
+
+
+def test_a_registered_model_leads_to_its_card() -> None:
+    page = "#/models/wiki{}?workflowType=machine_learning"
+    for reference, version in (("models:/wiki@champion", ""), ("models:/wiki/3", "/versions/3")):
+        link = page.format(version)
+        assert cards_behind([reference], "sqlite:///x.db") == {"the model card": link}
+        told = described(
+            "raybert x", "o", [DatasetInput("model", "0", reference)], "sqlite:///x.db"
+        )
+        assert f"Made from model [{reference}]({link})." in told[NOTE]
 
 
 @pytest.mark.parametrize(

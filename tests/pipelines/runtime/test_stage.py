@@ -22,9 +22,9 @@ from pipelines.evaluate import EvaluateConfig
 from pipelines.glue import GlueConfig
 from pipelines.prepare import PrepareConfig
 from pipelines.runtime import lease
+from pipelines.runtime.description import STARTED
 from pipelines.runtime.stage import (
     INPUT,
-    STARTED,
     Result,
     StageConfig,
     _input_paths,

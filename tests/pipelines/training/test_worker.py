@@ -15,7 +15,7 @@ from bert_core.train.checkpoint import CheckpointWriter
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import DivergedError
 from bert_core.train.optim import build_optimizer
-from pipelines.runtime.stage import STARTED
+from pipelines.runtime.description import STARTED
 from pipelines.training import worker
 from pipelines.training.config import TrainingConfig
 from pipelines.training.driver import fit
