@@ -101,6 +101,11 @@ class Predictor:
         """What computes its scores."""
         return Execution(self.backend.engine, self.backend.precision)
 
+    @property
+    def examples(self) -> Sequence[Any]:
+        """Inputs that show what it reads: the bundle's own, or else the task's."""
+        return self.bundle.examples_for(self.task) or self.task.examples
+
     def _fastest(
         self, bundle: Bundle, executions: Sequence[Execution], build: Callable[[Execution], Backend]
     ) -> Backend:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 OF_ROWS = (
     *("task", "options", "train", "held_out", "selection"),
-    *("rows_per_class", "max_length", "augmentation"),
+    *("rows_per_class", "max_length", "examples", "augmentation"),
 )
 """The fields that apply to labelled rows only."""
 

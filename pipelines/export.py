@@ -405,6 +405,7 @@ def _save(
         metrics=next(iter(measured.values())).metrics,
         lineage=lineage,
         trained_rows=predictor.bundle.trained_rows,
+        examples=predictor.bundle.examples_for(predictor.task),
         graph=(GRAPHS[precision], move),
         executions=list(measured),
     )

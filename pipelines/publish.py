@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 PUBLICATION, MODEL_CARD = "publication.json", "model_card.md"
 EXAMPLES = 2
-USUAL = 120
-"""Preferred length of the input that the model card shows, in characters."""
+"""Rows of the evaluation that a version shows if its bundle has no examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +86,7 @@ def run(config: PublishConfig) -> Manifest:
 
 
 def _publish(config: PublishConfig, folder: Path) -> Result:
+    from bert_core.tasks.examples import examples_of
     from tracking import registry
     from tracking.model_card import model_card, without_front_matter
     from tracking.spool import read_run
@@ -97,7 +97,7 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
     _check_task(config, evaluation, folder)
     data = files.read_bytes(files.join(config.evaluation, PREDICTIONS))
     rows = pq.read_table(pa.BufferReader(data)).to_pylist()
-    examples = _examples(predictor.task, rows)
+    examples = predictor.bundle.examples or examples_of(predictor.task, rows, EXAMPLES)
     verdict, not_compared = _compared(config, evaluation, predictor, rows, uri)
     recorded = read_run(config.local_folder)
     publication = registry.publish(
@@ -152,17 +152,6 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         counts=counts,
         artifacts=[config.local_folder / MODEL_CARD],
     )
-
-
-def _examples(task: "Task", rows: list[dict[str, Any]]) -> list[Any]:
-    """Some of the rows as requests: those with the most fields, since a signature has the fields of
-    its examples, and among them those whose length is nearest to `USUAL`."""
-
-    def unusual(request: Any) -> tuple[int, int]:
-        given = 1 if isinstance(request, str) else len(request)
-        return -given, abs(len(json.dumps(request, ensure_ascii=False)) - USUAL)
-
-    return sorted((task.request_of(row) for row in rows), key=unusual)[:EXAMPLES]
 
 
 def _check_task(config: PublishConfig, evaluation: Manifest, folder: Path) -> None:

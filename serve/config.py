@@ -48,7 +48,7 @@ class ModelSettings:
     """GPUs that a replica reserves; 0 computes on the CPU, a fraction shares one GPU."""
     backend: Literal["auto", "torch", "onnxruntime", "openvino"] = "auto"
     """What computes: `torch` for bundles with weights, `onnxruntime` or `openvino` for exported
-    ones. `auto` measures on the model's examples those that may run the bundle, and takes the
+    ones. `auto` measures on the task's examples those that may run the bundle, and takes the
     fastest."""
     precision: Literal["fp32", "bf16", "int8", "int8_bf16"] | None = None
     """Of matrix products: `bf16` is faster on a GPU, or on a CPU with AMX, and scores differ from

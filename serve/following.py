@@ -1,9 +1,9 @@
 """Keeps a served model at what its plan says.
 
 The plan may change, or name an alias of the registry that moves. Either way the new version is
-loaded beside the one that answers, on a separate thread, runs its own examples, and then takes over
-between two requests: a request in progress is answered by the version that began it, and no process
-is replaced. A version that cannot be loaded, cannot answer its examples or does another task leaves
+loaded beside the one that answers, on a separate thread, runs the task's examples, and then takes
+over between two requests: a request in progress is answered by the version that began it, and no
+process is replaced. A version that cannot be loaded, cannot answer them or does another task leaves
 the old one in place; it is tried again, ever more rarely, since a download may fail for a while.
 
 The old version is kept until the new one has answered a request. If the new one fails at its first

@@ -128,7 +128,7 @@ class HostedModel:
             logger.warning("%s: which version answers was not kept: %s", source.named, error)
 
     def _load(self, aim: Aim) -> Model:
-        """The model, which has answered its own examples. Raises: see `Model` and `resolve`."""
+        """The model, which has answered the task's examples. Raises: see `Model` and `resolve`."""
         folder, version = aim.source.fetch()
         with ExitStack() as failed:
             failed.callback(release, folder)

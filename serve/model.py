@@ -447,15 +447,15 @@ class Model:
         return await loop.run_in_executor(executor, function, *arguments)
 
     async def check_ready(self) -> None:
-        """Answer its own examples by a real pass. Raises: whatever that raises."""
+        """Answer the task's examples by a real pass. Raises: whatever that raises."""
         examples = list(self.task.examples)
         await self._in_time(self.predictor, examples, None, None, are_long=False, cache=None)
 
     async def check_health(self) -> None:
         """Find out whether this process can still compute; costs nothing while passes succeed.
 
-        Raises: as `check_progress`; whatever a pass of the model's own examples raises, if the last
-            pass failed.
+        Raises: as `check_progress`; whatever a pass of the task's examples raises, if the last pass
+            failed.
         """
         self.check_progress()
         if self._batcher.last_failed:  # perhaps only because of what it was asked
@@ -478,7 +478,7 @@ class Model:
             task=self.task.name,
             also=[name for name in self.predictors if name != self.task.name],
             labels=self.task.labels,
-            example=self.task.examples[0],
+            examples=list(self.predictor.examples),
             metrics=self.predictor.bundle.metrics,
             digest=self.digest,
             encoder_digest=self.encoder_digest,

@@ -168,7 +168,7 @@ def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
         follow_s=model.follow_s,
         candidate=candidate,
     )
-    return Deployable(plan, predictor.task.examples[0])
+    return Deployable(plan, predictor.examples[0])
 
 
 def _load(uri: str, model: ModelConfig, name: str, reference: str) -> tuple[Source, Predictor]:

@@ -40,8 +40,9 @@ class Card:
     also: list[str]
     """Other tasks that the same weights answer."""
     labels: list[str]
-    example: Any
-    """An input, as in a request."""
+    examples: list[Any]
+    """Inputs, as in requests: some of the data that the model was made with, if its bundle has
+    them."""
     metrics: dict[str, float]
     """Metrics stored in the bundle: its evaluation by the stage that made it."""
     lineage: list[Ancestor]

@@ -107,6 +107,7 @@ def bundle(
     objectives: Sequence[Build] | None = None,
     metrics: dict[str, float] | None = None,
     lineage: dict[str, Any] | None = None,
+    examples: Sequence[Any] = (),
     seed: int = 0,
 ) -> Path:
     """Save a model with `objectives`, by default that of the task, and give the folder."""
@@ -120,5 +121,6 @@ def bundle(
         task=task,
         metrics=metrics or {},
         lineage=lineage or {},
+        examples=examples,
     )
     return folder

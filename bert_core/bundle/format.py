@@ -93,6 +93,12 @@ class Bundle:
     trained_rows: Digests = field(default_factory=lambda: NO_ROWS)
     """`Task.digests` of the labelled rows that its weights were trained on or selected by,
     including those of its parents and teachers."""
+    examples: tuple[Any, ...] = ()
+    """A few inputs of its task from its own data, as a caller sends them."""
+
+    def examples_for(self, task: Task) -> tuple[Any, ...]:
+        """`examples`, if they are inputs of this task."""
+        return self.examples if self.task is not None and task.name == self.task.name else ()
 
     def has_seen(self, task: Task, rows: Sequence[Row]) -> Bool[np.ndarray, "rows"]:
         """Which of a task's rows are among `trained_rows`."""
@@ -111,6 +117,7 @@ def save_bundle(
     graph: tuple[str, Callable[[Path], object]] | None = None,
     executions: Sequence[Execution] = (),
     spent: dict[str, float] | None = None,
+    examples: Sequence[Any] = (),
 ) -> None:
     """Write a bundle atomically: the folder appears complete or not at all.
 
@@ -120,6 +127,7 @@ def save_bundle(
             any data files next to it.
         executions: `Bundle.executions` of the graph.
         spent: `Bundle.spent`.
+        examples: `Bundle.examples`.
     Raises: ConfigError if `folder` already exists, or the tokenizer has more tokens than the model.
     """
     folder = Path(folder)
@@ -177,6 +185,7 @@ def save_bundle(
             "lineage": lineage,
             **({"runs": [execution._asdict() for execution in executions]} if executions else {}),
             **({"spent": spent} if spent else {}),
+            **({"examples": list(examples)} if examples else {}),
             "files": sha256s_of(partial, names_in(partial)),
         }
         files.write_json(str(partial / RECORD), record)
@@ -256,6 +265,7 @@ def load_bundle(folder: str | Path) -> Bundle:
         digest=digest_of(sha256s),
         submodels={path.parent.name: path.parent for path in folder.glob(f"*/{RECORD}")},
         trained_rows=np.load(folder / TRAINED_ROWS) if TRAINED_ROWS in sha256s else NO_ROWS,
+        examples=tuple((record or {}).get("examples", ())),
     )
 
 

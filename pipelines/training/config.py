@@ -131,6 +131,9 @@ class LabelledTrainingConfig(TrainingConfig):
     layer_decay: PositiveShare = 1.0
     """Factor on a layer's learning rate relative to the layer above it (Howard and Ruder 2018); 1
     uses the same rate for all."""
+    examples: NonNegativeInt = 3
+    """Held-out rows, or else selection rows, whose inputs the bundle stores and shows as examples,
+    on its page and its card; 0 keeps all rows out of it."""
     seeds: tuple[NonNegativeInt, ...] = (0,)
     """Seeds of new heads, row order and dropout, one training each; the bundle is the first's."""
     max_loss_rise: NonNegativeFloat = 0.0

@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -274,6 +274,7 @@ def write_bundle(
     lineage: dict[str, Any],
     trained_rows: Digests,
     task: "Task | None" = None,
+    examples: Sequence[Any] = (),
     checkpoint: "Checkpoint | None" = None,
 ) -> dict[str, Output]:
     """Write a checkpoint's weights as `output/bundle`; returns its files.
@@ -300,5 +301,6 @@ def write_bundle(
         lineage=lineage | recipe(config, digest),
         trained_rows=trained_rows,
         spent=_spent(config).numbers(),
+        examples=examples,
     )
     return bundle_outputs(config)

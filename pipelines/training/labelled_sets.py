@@ -212,6 +212,22 @@ def trained_rows(task: "Task", sets: dict[str, LabelledSet]) -> Digests:
     )
 
 
+def shown_rows(task: "Task", sets: dict[str, LabelledSet], count: int) -> tuple[Any, ...]:
+    """Inputs for the bundle to show, as a caller sends them.
+
+    They are of held-out rows, or else of selection rows, and of those only of rows that are not
+    cut; training rows would flatter the model. `examples_of` has the rest of the rule.
+    """
+    from bert_core.tasks.examples import examples_of
+
+    measured = sets.get(HELD_OUT) or sets.get(SELECTION)
+    if measured is None:
+        return ()
+    cut = {window.row for window in measured.windows if window.is_cut}
+    whole = [row for place, row in enumerate(measured.rows) if place not in cut]
+    return examples_of(task, whole, count)
+
+
 def remarks_of(
     stage: str,
     config: LabelledTrainingConfig,

@@ -19,7 +19,7 @@ from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import Result
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.driver import finished, fit, write_bundle
-from pipelines.training.labelled_sets import LabelledSet, remarks_of, trained_rows
+from pipelines.training.labelled_sets import LabelledSet, remarks_of, shown_rows, trained_rows
 from pipelines.training.records import CHECKPOINTS, Records, Report, median_speed, read_records
 from pipelines.training.selection import Measurement
 from tracking import metric_names as names
@@ -93,6 +93,7 @@ def learn(
         metrics={name: value for name, value in seeds[0].items() if name != "steps"},
         lineage=lineage,
         trained_rows=trained_on,
+        examples=shown_rows(task, sets, config.examples) if trainable.answers else (),
         checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), selected_step),
     )
     baseline = _baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}

@@ -76,12 +76,13 @@ function start(models) {
   return {
     model, task, isHeld,
     other: models.find(({id}) => id === held?.other && id !== model.id),
+    shown: isHeld ? -1 : 0, // which of the model's examples
     values: isHeld ? held.values : initialValues(task, model.card),
   };
 }
 
 function Desk({models}) {
-  const [{model, task, other, values}, setState] = useState(() => start(models));
+  const [{model, task, other, shown, values}, setState] = useState(() => start(models));
   const [results, setResults] = useState([]);
   const running = useRef(new AbortController());
   const rivals = models.filter(each => each.id !== model.id && tasksOf(each).includes(task));
@@ -96,9 +97,14 @@ function Desk({models}) {
   function chooseModel(id) {
     const chosen = models.find(each => each.id === id);
     const [first] = tasksOf(chosen);
-    choose({model: chosen, task: first, values: initialValues(first, chosen.card)});
+    choose({model: chosen, task: first, shown: 0, values: initialValues(first, chosen.card)});
   }
-  const chooseTask = name => choose({task: name, values: initialValues(name, model.card)});
+  const chooseTask = name =>
+    choose({task: name, shown: 0, values: initialValues(name, model.card)});
+  function showNextExample() {
+    const next = (shown + 1) % model.card.examples.length;
+    choose({shown: next, values: initialValues(task, model.card, next)});
+  }
 
   function run() {
     running.current.abort();
@@ -154,9 +160,7 @@ function Desk({models}) {
               ({...state, values: {...state.values, [field.name]: value}}))} />`)}
         <div class="actions">
           <button class="primary">Ask the model</button>
-          <button type="button" onClick=${() => choose({values: initialValues(task, model.card)})}>
-            Example
-          </button>
+          <button type="button" onClick=${showNextExample}>Example</button>
           ${results.length > 0 && html`<${Copy} text=${location.href} label="Copy link" />`}
         </div>
       </form>

@@ -104,7 +104,7 @@ export const TASKS = {
     ],
     initial: example => ({
       query: "Where is the text?",
-      texts: [textIn(example), "The weather is fine today.", "It rained all night."].join("\n"),
+      texts: [onOneLine(textIn(example)), "The weather is fine today.", "It rained all night."].join("\n"),
     }),
     request: ({query, texts}) => ({body: {inputs: [...lines(query), ...lines(texts)]}}),
     python: ({query, texts}) => ["feature_extraction", [...lines(query), ...lines(texts)]],
@@ -166,8 +166,8 @@ export const TASKS = {
     ],
     initial: example => ({
       text: textIn(example),
-      text_pair: [example.text_pair ?? "Call sorted on the list.", "A list holds objects in order.",
-        "The json module reads a string."].join("\n"),
+      text_pair: [onOneLine(example.text_pair ?? "Call sorted on the list."),
+        "A list holds objects in order.", "The json module reads a string."].join("\n"),
     }),
     request: ({text, text_pair}) => ({
       path: "/rerank", body: {query: text, texts: lines(text_pair)},
@@ -225,17 +225,20 @@ export const TASKS = {
 
 /** The first text of an input. */
 const textIn = example => typeof example === "string" ? example : Object.values(example)[0];
+const onOneLine = text => lines(text).join(" ");
 
-/** What the fields of a task hold first: the model's own example. */
-export function initialValues(task, card) {
-  const {fields, initial} = TASKS[task], {example} = card;
+/** A part of an example as it is typed: in a list, a line is a text. */
+const typed = ({isList}, value = "") =>
+  isList ? [value].flat().map(onOneLine).join("\n") : value;
+
+/** What the fields of a task hold first: one of the model's examples. */
+export function initialValues(task, card, place = 0) {
+  const {fields, initial} = TASKS[task], example = card.examples[place];
   const isWhole = fields.every(({name, isList, isOptional, isFlag}) =>
     isOptional || isFlag || Array.isArray(example[name]) === Boolean(isList));
   if (initial && !isWhole) return initial(example);
-  if (typeof example === "string") return {[fields[0].name]: example};
-  return Object.fromEntries(fields.map(({name}) => [
-    name, Array.isArray(example[name]) ? example[name].join("\n") : example[name] ?? "",
-  ]));
+  if (typeof example === "string") return {[fields[0].name]: typed(fields[0], example)};
+  return Object.fromEntries(fields.map(field => [field.name, typed(field, example[field.name])]));
 }
 
 export const fieldsOf = task =>

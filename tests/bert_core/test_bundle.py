@@ -24,6 +24,7 @@ from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.objectives.span_boundary import SpanBoundary
+from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.token_classification import TokenClassification, TokenClassificationOptions
@@ -345,6 +346,24 @@ def test_a_bundle_keeps_what_it_was_given(tmp_path: Path) -> None:
     state = model.state_dict()
     assert bundle.state.keys() == state.keys()
     assert all(torch.equal(bundle.state[name], state[name]) for name in state)
+
+
+def test_examples_of_a_bundle_are_for_its_task_and_not_in_its_digest(tmp_path: Path) -> None:
+    examples = ["Café in a tree", {"text": "a sea", "text_pair": "the sea"}]
+    plain = load_bundle(tiny.bundle(tmp_path / "plain", TOKENIZER, CONFIG, task=TASK))
+    folder = tiny.bundle(tmp_path / "shown", TOKENIZER, CONFIG, task=TASK, examples=examples)
+    shown = load_bundle(folder)
+    assert (plain.examples, shown.examples) == ((), tuple(examples))
+    assert plain.digest == shown.digest
+    assert plain.examples_for(TASK) == ()
+    assert shown.examples_for(TASK) == tuple(examples)
+    assert shown.examples_for(TokenClassification(["O"])) == ()
+    assert list(Predictor(folder, device="cpu").examples) == examples
+    assert Predictor(tmp_path / "plain", device="cpu").examples == TASK.examples
+    vectors = Predictor(folder, device="cpu", task="feature-extraction")
+    assert vectors.examples == vectors.task.examples
+    (folder / "raybert.json").unlink()
+    assert load_bundle(folder).examples == ()
 
 
 def test_a_bundle_knows_the_rows_that_its_weights_have_seen(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_a_student_of_a_task_is_measured_beside_its_teacher(on_rows: Distilling)
     assert counts["kept_accuracy"] == pytest.approx(
         counts["accuracy_mean"] / counts["teacher_accuracy"]
     )
+    assert bundle.examples == teacher.examples != (), "of the same held-out rows"
     assert bundle.lineage["stage"] == "distill"
     assert bundle.lineage["teacher"] == bundle.lineage["parent"] == teacher.digest
     assert bundle.lineage["teacher_lineage"] == teacher.lineage
@@ -323,6 +324,7 @@ def test_a_config_that_contradicts_itself_is_refused(
         ({"options": {"multi_label": True}}, "shards: wanted no options with it"),
         ({"selection": SelectionConfig(share=0.1)}, "shards: wanted no selection with it"),
         ({"augmentation": AugmentationConfig(copies=1)}, "shards: wanted no augmentation with"),
+        ({"examples": 0}, "shards: wanted no examples with it"),
         ({"seeds": (0, 1)}, "seeds: wanted one with shards, got 2"),
     ],
 )

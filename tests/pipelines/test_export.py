@@ -254,6 +254,8 @@ def test_a_fine_tuned_model_is_exported_once_by_rows_that_it_has_not_seen(
         max_drop=1.0,
     )
     counts = export.run(wide).counts
+    examples = load_bundle(f"{wide.output}/bundle").examples
+    assert examples == load_bundle(wide.model).examples != ()
     lines = Path(finetuned.rows.source).read_text().splitlines()
     seen = load_bundle(wide.model).has_seen(
         TextClassification([]), [json.loads(line) for line in lines]

@@ -70,6 +70,10 @@ def test_every_seed_is_measured_and_the_first_is_the_bundle(finetuned: Any) -> N
     assert bundle.task.labels == ["early", "late"]
     assert bundle.metrics["accuracy"] == counts["seeds"][0]["accuracy"]
     assert bundle.lineage["from_scratch"] is False
+    rows = [json.loads(line) for line in Path(finetuned.rows.source).read_text().splitlines()]
+    label_of = {row["text"]: row["label"] for row in rows}
+    assert len(bundle.examples) == 3
+    assert {label_of[text] for text in bundle.examples[:2]} == {"early", "late"}
 
 
 def test_transformers_loads_the_bundle_and_gives_equal_logits(finetuned: Any) -> None:
@@ -193,6 +197,8 @@ def test_two_workers_select_and_score_as_one_process_does(
     ]
     assert curves[0][:4] == pytest.approx(curves[1][:4], rel=1e-4)
     assert counts[0]["accuracy_mean"] == pytest.approx(counts[1]["accuracy_mean"], abs=0.1)
+    examples = [load_bundle(f"{config.output}/bundle").examples for config in (alone, two)]
+    assert examples[0] == examples[1] != ()
 
 
 def test_a_metric_that_cannot_select_is_named(selecting: FinetuneConfig, tmp_path: Path) -> None:
@@ -212,7 +218,9 @@ def test_without_held_out_rows_nothing_is_scored_on_them(
     assert not {"held_out_rows", "accuracy_mean", "baseline_accuracy"} & done.counts.keys()
     assert ("selection_accuracy_mean" in done.counts) == bool(share)
     assert not any("held_out/loss" in each for each in read_records(tmp_path / "out").values())
-    assert Predictor(tmp_path / "out" / "bundle", device="cpu").predict(["Open a file."])
+    bundle = load_bundle(tmp_path / "out" / "bundle")
+    assert len(bundle.examples) == (3 if share else 0), "of selection rows, never of training rows"
+    assert Predictor(bundle, device="cpu").predict(["Open a file."])
 
 
 def test_a_model_that_learnt_little_is_told_from_one_that_learnt(
@@ -229,10 +237,11 @@ def test_a_model_that_learnt_little_is_told_from_one_that_learnt(
 
 def test_from_scratch_takes_fresh_weights(finetuned: Any, tmp_path: Path) -> None:
     config = replace(finetuned.finetune(tmp_path / "scratch"), from_scratch=True, epochs=0.5)
-    finetune.run(config)
+    finetune.run(replace(config, examples=0))
     words = "encoder.embeddings.word_embeddings.weight"
     scratch = load_bundle(tmp_path / "scratch" / "bundle").state[words]
     pretrained = load_bundle(finetuned.folder / "pretrain" / "bundle").state[words]
+    assert "examples" not in files.read_json(str(tmp_path / "scratch" / "bundle" / "raybert.json"))
     assert np.corrcoef(scratch.flatten(), pretrained.flatten())[0, 1] < 0.1
 
 
@@ -329,6 +338,7 @@ def test_a_version_carries_the_card_of_its_model(evaluated: Any, tmp_path: Path)
     assert text == (tmp_path / "publish" / "model_card.md").read_text()
     version = connect(evaluated.tracking_uri).get_model_version("carded", "1")
     described = version.description or ""
+    assert repr(load_bundle(bundle).examples[0]) in text
     assert described.startswith("# carded, version 1\n")
     assert "| computing: steps that were kept |" in described
     assert described[:4000] in text

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError, CorpusError, RaybertError
 from bert_core.manifest import read_manifest
 from pipelines import evaluate, tune
@@ -172,6 +173,8 @@ def test_trials_in_this_process_come_to_the_same(
     )
     tune.run(alone)
     assert trials_of(alone) == trials_of(swept[0])
+    examples = [load_bundle(f"{each.output}/bundle").examples for each in (alone, swept[0])]
+    assert examples[0] == examples[1] != ()
 
 
 @pytest.mark.usefixtures("local_ray")

@@ -28,6 +28,7 @@ from serve.served import Card, Response, ServedModel
 from serve.slot import Slot
 from tests import tiny
 from tests.labelled_rows import EVERY_KIND, rows_of
+from tests.serve import live
 
 Answer = tuple[int, Any]
 
@@ -232,7 +233,7 @@ def test_the_card_tells_task_labels_digest_and_metrics(ask: Caller, bundle: Path
         "task": "text-classification",
         "also": [],
         "labels": ["json", "numpy", "socket"],
-        "example": "A text to be labelled.",
+        "examples": ["A text to be labelled."],
         "metrics": {"accuracy": 0.75},
         "digest": digest,
         "encoder_digest": encoder_digest(predictor.model.encoder),
@@ -497,6 +498,17 @@ def test_an_exported_bundle_answers_as_the_one_that_it_comes_from(
         assert [each["label"] for each in answer] == [each["label"] for each in wanted]
         scores = [each["score"] for each in answer]
         np.testing.assert_allclose(scores, [each["score"] for each in wanted], atol=1e-5)
+
+
+def test_the_card_has_the_examples_of_the_bundle(bundle: Path, tmp_path: Path) -> None:
+    loaded, examples = load_bundle(bundle), ["Parse a string.", {"text": "a", "text_pair": "b"}]
+    about: dict[str, Any] = {"task": loaded.task, "examples": examples}
+    folder = tiny.bundle(tmp_path / "own", loaded.tokenizer, loaded.encoder_config, **about)
+    with live.fronted({"docs": folder}) as url:
+        card = httpx.get(f"{url}/v1/models/docs").json()
+        assert card["examples"] == examples
+        answered = httpx.post(f"{url}/v1/models/docs", json={"inputs": card["examples"]})
+        assert (answered.status_code, len(answered.json())) == (200, 2)
 
 
 @pytest.mark.parametrize(("kind_of_task", "kind"), EVERY_KIND)

@@ -19,12 +19,13 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from bert_core.bundle.format import bundle_digest
+from bert_core.bundle.format import bundle_digest, load_bundle
 from bert_core.bundle.layout import GRAPHS
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
 from serve import auth
 from serve.config import ServeConfig
+from tests import tiny
 from tests.hub import Hub, Repository, contents
 from tests.serve import live
 from tests.serve.server import START_S, Server, kill
@@ -343,6 +344,21 @@ def test_replicas_get_the_commit_of_a_model_of_the_hub_that_was_found(
     folder, version = source.fetch()
     assert (bundle_digest(folder), version) == (bundle_digest(bundle), None)
     assert source.digest == bundle_digest(bundle)
+
+
+def test_the_line_that_is_printed_sends_the_first_example_of_the_bundle(
+    bundle: Path, tmp_path: Path
+) -> None:
+    from serve.plan import find  # after the environment is set
+
+    loaded, examples = load_bundle(bundle), ["Parse a string.", "Open a socket."]
+    about: dict[str, Any] = {"task": loaded.task, "examples": examples}
+    folder = tiny.bundle(tmp_path / "own", loaded.tokenizer, loaded.encoder_config, **about)
+    models = [f"docs={folder}", f"other={bundle}"]
+    config = ServeConfig(models=models, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    assert [each.example for each in find(config).values()] == [
+        "Parse a string.", "A text to be labelled.",
+    ]  # fmt: skip
 
 
 def test_a_certificate_that_is_missing_is_told_before_anything_starts(tmp_path: Path) -> None:

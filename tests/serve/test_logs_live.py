@@ -150,7 +150,7 @@ def test_no_file_of_the_session_has_a_text_parameter_or_path_of_a_request(
             root = f"/v1/models/{name}"
             task = TASKS.get(client.get(root).json()["task"])
             assert task is not None
-            example = client.get(root).json()["example"]
+            [example] = client.get(root).json()["examples"]
             ask("POST", root, json={"inputs": marked(example)})
             ask("POST", root, json={"inputs": [marked(example)] * 2, "parameters": {MARKER: 1}})
             ask("POST", f"{root}/{MARKER}", json={"inputs": MARKER})

@@ -374,6 +374,51 @@ def test_a_head_is_chosen_and_its_attention_told(front: str, page: Page) -> None
     assert_within_reach(page)
 
 
+@pytest.fixture(scope="module")
+def examined(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a front whose models `own` and `vectors` have examples, and `other` has none."""
+    folder, loaded = tmp_path_factory.mktemp("examined"), load_bundle(bundle)
+    models = {"own": (loaded.task, [TEXT, PAIR, TEXTS[1]]),
+              "vectors": (TASKS["feature-extraction"](), [f"{TEXT}\n\n{TEXTS[1]}"])}  # fmt: skip
+    for name, (task, examples) in models.items():
+        about: dict[str, Any] = {"task": task, "examples": examples}
+        tiny.bundle(folder / name, loaded.tokenizer, loaded.encoder_config, **about)
+    with live.fronted({name: folder / name for name in models} | {"other": bundle}) as url:
+        yield url
+
+
+def test_the_button_goes_through_the_models_own_examples(examined: str, page: Page) -> None:
+    page.goto(examined)
+    text, pair = (page.get_by_label(name, exact=True) for name in ("Text", "Second text"))
+    button = page.get_by_role("button", name="Example", exact=True)
+    for _ in range(2):
+        expect(text).to_have_value(TEXT)
+        expect(pair).to_have_count(0)
+        button.click()
+        expect(text).to_have_value(PAIR["text"])
+        expect(pair).to_have_value(PAIR["text_pair"])
+        button.click()
+        expect(text).to_have_value(TEXTS[1])
+        button.click()
+    button.click()
+    page.get_by_label("Model", exact=True).select_option("other")
+    for _ in range(2):  # the task's only example
+        expect(text).to_have_value("A text to be labelled.")
+        button.click()
+    page.get_by_label("Model", exact=True).select_option("vectors")
+    lines = page.get_by_label("Texts", exact=True).input_value().split("\n")
+    assert lines[0] == f"{TEXT} {TEXTS[1]}", "a line is a text"
+
+
+def test_after_the_input_of_a_link_comes_the_first_example(examined: str, page: Page) -> None:
+    held = {"model": "own", "task": CLASSES, "input": json.dumps({"text": "Mine."})}
+    page.goto(f"{examined}/#{urlencode(held)}")
+    text = page.get_by_label("Text", exact=True)
+    expect(text).to_have_value("Mine.")
+    page.get_by_role("button", name="Example", exact=True).click()
+    expect(text).to_have_value(TEXT)
+
+
 def test_a_key_is_typed_once_and_kept_by_the_tab(bundle: Path, page: Page) -> None:
     key, stored = auth.create("alice")
     with live.fronted({"docs": bundle}, keys=Keys([stored])) as url:
