@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from bert_core.errors import RaybertError
 from tracking.mirror import Mirror, fetch_newer, read_copy
-from tracking.sender import Sender
+from tracking.sender import FILES, Sender
 from tracking.server import settle_environment, without_password
 from tracking.server import tracking_uri as tracking_uri
 from tracking.spool import Run, Spool, read_run
@@ -238,11 +238,13 @@ class RunRecorder:
         self._spool.close()
         if reason is None:
             return None
-        left, place = self._spool.lines - self._spool.sent, self._spool.run.tracking_uri
-        records = f"{left:,} record{'' if left == 1 else 's'}" if left else "how the run ended"
+        left, run = self._spool.lines - self._spool.sent, self._spool.run
+        unsent = f"{left:,} record{'' if left == 1 else 's'}" if left else "how the run ended"
+        if not left and run.untold and all(note.kind in FILES for note in run.untold):
+            unsent = "files of the run"
         return (
-            f"MLflow at {place} has yet to be sent {records}: {reason}. The next start of the same "
-            f"stage sends what is in {self._spool.folder}"
+            f"MLflow at {run.tracking_uri} has yet to be sent {unsent}: {reason}. The next start "
+            f"of the same stage sends what is in {self._spool.folder}"
         )
 
     def __enter__(self) -> "RunRecorder":
@@ -298,7 +300,7 @@ def finish_run(
     if run is None or run.tracking_uri != without_password(uri):
         return None
     if copy is not None and run.status == "FINISHED" and not run.untold:
-        return None  # how a run ended is sent last
+        return None  # how a run ended is sent after its records
     spool = Spool(Path(folder), run, None if copy is None else partial(fetch_newer, place=copy))
     if spool.run.status != "FINISHED":
         spool.enqueue("status", "FINISHED")

@@ -4,7 +4,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -26,6 +26,8 @@ LAST_TRIES = 2
 # Maximum per call to `log_batch`: mlflow/utils/validation.py.
 BATCH_METRICS = 1000
 BATCH_PARAMS = 100
+FILES: tuple[NoteKind, ...] = ("artifact", "json")
+"""Notes that go to the artifact store."""
 # Scheme → MLflow's source type; any other source is sent as plain text.
 _SOURCE_TYPES = {
     "": "local",
@@ -117,15 +119,13 @@ class Sender(threading.Thread):
         client = self._client = self._client or self._open_run()
         run_id = self._spool.run.run_id
         assert run_id is not None
-        # The order in which a reader sees it: what the run is, how it went, how it ended.
+        # What the run is, how it went and how it ended, then its files: they may go to another
+        # store, which must not hold up the rest when it fails.
         notes = self._spool.run.untold
-        for note in notes:
-            if note.kind != "status":
-                self._send_note(client, run_id, note)
+        self._send_notes(client, run_id, [n for n in notes if n.kind not in (*FILES, "status")])
         self._send_records(client, run_id)
-        for note in notes:
-            if note.kind == "status" and not self._abandoned:
-                self._send_note(client, run_id, note)
+        self._send_notes(client, run_id, [n for n in notes if n.kind == "status"])
+        self._send_notes(client, run_id, [n for n in notes if n.kind in FILES])
 
     def _open_run(self) -> "MlflowClient":
         """Find the run that the spool belongs to, or create it."""
@@ -156,6 +156,11 @@ class Sender(threading.Thread):
             for start in range(0, len(metrics), BATCH_METRICS):
                 client.log_batch(run_id, metrics=metrics[start : start + BATCH_METRICS])
             self._spool.mark_sent(batch)
+
+    def _send_notes(self, client: "MlflowClient", run_id: str, notes: Sequence[Note]) -> None:
+        for note in notes:
+            if not self._abandoned:
+                self._send_note(client, run_id, note)
 
     def _send_note(self, client: "MlflowClient", run_id: str, note: Note) -> None:
         from mlflow.exceptions import MlflowException

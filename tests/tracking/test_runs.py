@@ -244,6 +244,34 @@ def test_recording_never_raises(
     ]
 
 
+def test_an_artifact_store_that_fails_holds_up_nothing_but_files(
+    tmp_path: Path, store: str, experiment: str
+) -> None:
+    artifacts, card = tmp_path / "artifacts", tmp_path / "card.md"
+    artifacts.write_text("a file in the place of the folder")
+    card.write_text("# Card")
+    connect(store).create_experiment(experiment, artifact_location=artifacts.as_uri())
+    recorder = RunRecorder.open(
+        tmp_path / "run", uri=store, experiment=experiment, params={"lr": 1}
+    )
+    recorder.record(1, {"rows": 3.0})
+    recorder.artifact(card)
+    recorder.json_artifact("manifest.json", {"counts": {"rows": 3}})
+    line = recorder.close()
+    assert line is not None
+    assert "has yet to be sent files of the run: " in line
+    run = run_of(store, experiment)
+    assert (run.info.status, run.data.params) == ("FINISHED", {"lr": "1"})
+    assert history(store, run.info.run_id, "rows") == [(1, 3.0)]
+    artifacts.unlink()
+    assert finish_run(tmp_path / "run", uri=store) is None
+    run = run_of(store, experiment)
+    assert run.info.status == "FINISHED"
+    assert history(store, run.info.run_id, "rows") == [(1, 3.0)]
+    files = [file.path for file in connect(store).list_artifacts(run.info.run_id)]
+    assert files == ["card.md", "manifest.json"]
+
+
 @pytest.mark.drill
 def test_a_dead_server_delays_nothing_and_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
