@@ -27,7 +27,8 @@ from bert_core.errors import FormatError, ResourceError
 from bert_core.files import write_bytes, write_json
 
 FORMAT_VERSION = 3
-"""1 had no `experiment_id`, 2 no notes of kind `json`."""
+"""1 had no `experiment_id`, 2 no notes of kind `json`. While there are none, 2 is written, so that
+the version before can go on with the folder."""
 METRICS = "metrics.jsonl"
 SENT = "metrics.sent"
 RUN = "mlflow_run.json"
@@ -244,7 +245,8 @@ class Spool:
     def _save(self, run: Run) -> None:
         self._run = run
         if not self._file.closed:
-            write_json(str(self.folder / RUN), asdict(run))
+            version = FORMAT_VERSION if any(note.kind == "json" for note in run.untold) else 2
+            write_json(str(self.folder / RUN), asdict(run) | {"format_version": version})
 
 
 def await_release(folder: Path) -> None:

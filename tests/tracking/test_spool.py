@@ -4,11 +4,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bert_core.errors import FormatError, ResourceError
-from tracking.spool import FORMAT_VERSION, METRICS, RUN, Run, Spool, read_run
+from tracking.spool import FORMAT_VERSION, METRICS, RUN, Note, Run, Spool, read_run
 
 
 def open_spool(folder: Path) -> Spool:
@@ -137,6 +138,40 @@ def test_a_later_status_takes_the_place_of_an_earlier_one(tmp_path: Path) -> Non
         ("tags", {"a": "b"}),
         ("status", "FINISHED"),
     ]
+    spool.close()
+
+
+FORMAT_2 = """{
+  "tracking_uri": "sqlite:///x",
+  "experiment": "e",
+  "run_name": "pretrain wiki",
+  "key": "0123456789abcdef0123456789abcdef",
+  "experiment_id": "7",
+  "run_id": "1",
+  "status": "RUNNING",
+  "session": 2,
+  "untold": [{"kind": "tags", "value": {"stage": "pretrain"}}],
+  "format_version": 2
+}
+"""
+"""What the version before wrote."""
+
+
+def test_the_version_before_can_go_on_unless_a_json_file_waits(tmp_path: Path) -> None:
+    (tmp_path / RUN).write_text(FORMAT_2)
+
+    def stored() -> dict[str, Any]:
+        return json.loads((tmp_path / RUN).read_text())
+
+    spool = open_spool(tmp_path)
+    assert (spool.run.run_name, spool.run.run_id) == ("pretrain wiki", "1")
+    assert spool.run.untold == (Note("tags", {"stage": "pretrain"}),)
+    assert stored() == json.loads(FORMAT_2) | {"session": 3}
+    spool.enqueue("json", ["manifest.json", {"rows": 3}])
+    assert stored()["format_version"] == 3
+    assert read_run(tmp_path) == spool.run
+    spool.mark_received(Note("json", ["manifest.json", {"rows": 3}]))
+    assert stored() == json.loads(FORMAT_2) | {"session": 3}
     spool.close()
 
 
