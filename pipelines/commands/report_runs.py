@@ -167,7 +167,7 @@ class Store:
         tags = stored.data.tags
         if "stage" not in tags:
             raise ConfigError(f"runs: wanted a run of a raybert stage, got another's, {run_id}")
-        run = _folder_run(tags.get("output", ""))
+        run = _reachable_run(tags.get("output", ""))
         if run is not None and _is_of(run, stored.data.params):
             return replace(run, store=self)
         return self._downloaded(stored)
@@ -229,11 +229,20 @@ def _runs_at(source: str, store: Store | None) -> Iterator[Run]:
         return
     folders = dict.fromkeys((source, source.rstrip("/").removesuffix(f"/{BUNDLE}")))
     for folder in folders:
-        if (run := _folder_run(folder)) is not None:
+        run = _folder_run(folder) if store is None else _reachable_run(folder)
+        if run is not None:
             yield replace(run, store=store)
     if store is not None:
         for folder in folders:
             yield from store.that_wrote(folder)
+
+
+def _reachable_run(folder: str) -> Run | None:
+    """The run of a folder; None also if this machine cannot reach it, or not read what is there."""
+    try:
+        return _folder_run(folder)
+    except (OSError, RaybertError):
+        return None
 
 
 def _folder_run(folder: str) -> Run | None:

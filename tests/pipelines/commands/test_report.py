@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from bert_core.errors import ConfigError
-from bert_core.manifest import Manifest, Output, write_manifest
+from bert_core.manifest import Manifest, Output, read_manifest, write_manifest
 from pipelines import evaluate
 from pipelines.cli import main
 from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
@@ -23,6 +23,7 @@ from pipelines.commands.report_runs import links, runs_of, with_ancestors
 from pipelines.evaluate import EvaluateConfig
 from pipelines.runtime.stage import Result, StageConfig, run_stage
 from tests import pages
+from tests.fault_proxy import fault_proxy, xml_error
 from tracking.goodput import Goodput
 from tracking.runs import DatasetInput, RunRecorder
 from tracking.spool import read_run
@@ -199,11 +200,11 @@ def test_what_a_run_was_made_from_is_followed_unless_it_was_made_again(tmp_path:
 
 
 def test_an_arrow_that_a_longer_way_says_is_left_out(tmp_path: Path) -> None:
-    def made(name: str, *inputs: str) -> str:
+    def added(name: str, *inputs: str) -> str:
         taken = {f"from_{each}": each for each in inputs}
         return add(tmp_path / name, Manifest(stage="x", digest=name, config={}, inputs=taken))
 
-    places = [made("a"), made("b", "a"), made("c", "a", "b"), made("d", "c")]
+    places = [added("a"), added("b", "a"), added("c", "a", "b"), added("d", "c")]
     assert links(runs_of(places, None)) == [(0, 1), (1, 2), (2, 3)]
 
 
@@ -257,6 +258,47 @@ def test_a_run_is_found_by_its_id_and_told_from_mlflow_when_its_folder_is_gone(
     assert loss.mean.tolist() == [[0, 3], [1, 2], [2, 1]]
     with pytest.raises(ConfigError, match="runs: wanted an MLflow run, got 00000"):
         runs_of(["0" * 32], uri)
+
+
+def made(stage: str, config: StageConfig, counts: dict[str, Any], *inputs: DatasetInput) -> str:
+    """Runs a stage that comes to these counts; returns the id of its run in MLflow."""
+    run_stage(stage, config, inputs, lambda _: Result(outputs={}, counts=counts))
+    recorded = read_run(config.local_folder)
+    assert recorded is not None
+    return str(recorded.run_id)
+
+
+@pytest.mark.parametrize("damage", ["{", '{"format_version": 99}'])
+def test_runs_whose_folders_cannot_be_read_are_taken_from_mlflow(
+    damage: str, tmp_path: Path
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    first, second = (
+        StageConfig(output=str(tmp_path / name), tracking_uri=uri) for name in ("shards", "tuned")
+    )
+    made("prepare", first, {"rows": 3})
+    taken = DatasetInput("shards", read_manifest(first.output).digest, first.output)
+    run_id = made("finetune", second, {"steps": 5}, taken)
+    for output in (first.output, second.output):
+        Path(output, "manifest.json").write_text(damage)
+    found = with_ancestors(runs_of([run_id], uri, str(tmp_path)))
+    assert [(each.stage, each.output) for each in found] == [
+        ("prepare", first.output),
+        ("finetune", second.output),
+    ]
+
+
+def test_a_run_in_a_bucket_that_refuses_us_is_taken_from_mlflow(
+    tmp_path: Path, object_store: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    run_id = made("pretrain", StageConfig(output=f"{object_store}/out", tracking_uri=uri), {"n": 3})
+    with fault_proxy(s3_endpoint) as proxy:
+        proxy.refuse = lambda signed_by: (403, xml_error("AccessDenied", "Access Denied"))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        [found] = runs_of([run_id], uri, str(tmp_path))
+        assert proxy.seen
+    assert (found.output, found.counts["n"]) == (f"{object_store}/out", 3)
 
 
 def test_a_run_without_a_manifest_shows_what_mlflow_has(tmp_path: Path) -> None:
