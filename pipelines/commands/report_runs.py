@@ -154,7 +154,7 @@ class Store:
         self._runs: dict[str, Run] = {}
 
     def run(self, run_id: str) -> Run:
-        """A run as its folder has it, if that is here, or else as MLflow has it.
+        """A run as its folder has it, if that is still its, or else as MLflow has it.
 
         Raises: ConfigError if there is no such run, or no stage made it.
         """
@@ -168,7 +168,7 @@ class Store:
         if "stage" not in tags:
             raise ConfigError(f"runs: wanted a run of a raybert stage, got another's, {run_id}")
         run = _reachable_run(tags.get("output", ""))
-        if run is not None and _is_of(run, stored.data.params):
+        if run is not None and run.recorded is not None and run.recorded.run_id == run_id:
             return replace(run, store=self)
         return self._downloaded(stored)
 
@@ -305,15 +305,6 @@ def _without_manifest(stored: "StoredRun", place: str) -> Run:
         place=place,
         output="",
         name="",
-    )
-
-
-def _is_of(run: Run, params: Mapping[str, str]) -> bool:
-    """Whether a folder still has what the MLflow run made: both are the same settings."""
-    from tracking.runs import flatten
-
-    return {k: v for k, v in flatten(run.manifest.config).items() if k in params}.items() <= (
-        params.items()
     )
 
 

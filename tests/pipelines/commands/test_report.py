@@ -301,6 +301,18 @@ def test_a_run_in_a_bucket_that_refuses_us_is_taken_from_mlflow(
     assert (found.output, found.counts["n"]) == (f"{object_store}/out", 3)
 
 
+def test_an_id_shows_its_run_when_the_folder_has_a_newer_one_of_the_same_settings(
+    tmp_path: Path,
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    config = StageConfig(output=str(tmp_path / "out"), tracking_uri=uri)
+    first = made("pretrain", config, {"n": 1})
+    second = made("pretrain", replace(config, force=True), {"n": 2})
+    found = runs_of([first, second], uri, str(tmp_path))
+    assert [each.counts["n"] for each in found] == [1, 2]
+    assert found[1].place == config.output
+
+
 def test_a_run_without_a_manifest_shows_what_mlflow_has(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     tags = {"stage": "predict", "output": "away", "command": "raybert predict", "code_version": "1"}
