@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_core import files
-from bert_core.bundle.layout import RECORD as BUNDLE_RECORD
-from bert_core.bundle.layout import digest_of
 from bert_core.errors import ConfigError, RaybertError
-from bert_core.manifest import BUNDLE, Manifest, is_complete, read_manifest
-from pipelines.runtime.description import COMMAND, STARTED, recorded_run, run_name
+from bert_core.manifest import BUNDLE, NAME, Manifest, is_complete, read_manifest
+from pipelines.runtime.description import COMMAND, STARTED, digests_of, recorded_run, run_name
 from tracking import goodput
 from tracking.curves import Curve, curves_of
 from tracking.goodput import Goodput
@@ -74,13 +72,7 @@ class Run:
     @cached_property
     def digests(self) -> frozenset[str]:
         """All digests by which another run may have taken it as an input."""
-        known = {self.manifest.digest, *(each.sha256 for each in self.manifest.outputs.values())}
-        known |= {str(self.counts.get("tokenizer_digest"))} if self.stage == "vocab" else set()
-        if bundle := self.manifest.files_in(BUNDLE):
-            known.add(
-                digest_of({name: sha for name, sha in bundle.items() if name != BUNDLE_RECORD})
-            )
-        return frozenset(known)
+        return digests_of(self.manifest)
 
     def text(self, name: str) -> str | None:
         """The text of one of its files; None if it has no such file."""
@@ -110,8 +102,7 @@ def with_ancestors(runs: Sequence[Run]) -> list[Run]:
         if run.place in by_place:
             return
         for name, source in run.sources.items():
-            digest = run.manifest.inputs.get(name)
-            parents = (each for each in _runs_at(source, run.store) if digest in each.digests)
+            parents = _runs_that_wrote(source, run.manifest.inputs.get(name, ""), run.store)
             if (parent := next(parents, None)) is not None:
                 add(parent)
         by_place[run.place] = run
@@ -172,8 +163,8 @@ class Store:
             return replace(run, store=self)
         return self._downloaded(stored)
 
-    def that_wrote(self, output: str) -> Iterator[Run]:
-        """The finished runs that wrote an output, newest first."""
+    def that_wrote(self, output: str, digest: str) -> Iterator[Run]:
+        """The finished runs that wrote an output with this digest, newest first."""
         everywhere = [each.experiment_id for each in self._client.search_experiments()]
         here = output.removeprefix(f"{Path.cwd()}/")
         for spelling in dict.fromkeys((output, files.absolute(output), here)):
@@ -181,7 +172,16 @@ class Store:
                 continue
             wanted = f'attributes.status = "FINISHED" and tags.output = "{spelling}"'
             for stored in self._client.search_runs(everywhere, wanted):
-                yield self._downloaded(stored)
+                if digest in self._digests(stored.info.run_id):
+                    yield self._downloaded(stored)
+
+    def _digests(self, run_id: str) -> frozenset[str]:
+        """Those of its output, from its manifest alone; none if it has no manifest."""
+        if all(file.path != NAME for file in self._client.list_artifacts(run_id)):
+            return frozenset()
+        with tempfile.TemporaryDirectory(prefix="raybert-report-") as folder:
+            self._client.download_artifacts(run_id, NAME, folder)
+            return digests_of(read_manifest(folder))
 
     def _downloaded(self, stored: "StoredRun") -> Run:
         run_id = stored.info.run_id
@@ -223,18 +223,18 @@ def _run(reference: str, store: Callable[[], Store]) -> Run:
     )
 
 
-def _runs_at(source: str, store: Store | None) -> Iterator[Run]:
-    """The runs that may have written an input: the folder's, then those that MLflow has."""
+def _runs_that_wrote(source: str, digest: str, store: Store | None) -> Iterator[Run]:
+    """The runs that wrote an input: the folder's, then those that MLflow has."""
     if source.startswith(("models:", "hf://")):
         return
     folders = dict.fromkeys((source, source.rstrip("/").removesuffix(f"/{BUNDLE}")))
     for folder in folders:
         run = _folder_run(folder) if store is None else _reachable_run(folder)
-        if run is not None:
+        if run is not None and digest in run.digests:
             yield replace(run, store=store)
     if store is not None:
         for folder in folders:
-            yield from store.that_wrote(folder)
+            yield from store.that_wrote(folder, digest)
 
 
 def _reachable_run(folder: str) -> Run | None:

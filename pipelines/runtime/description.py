@@ -13,9 +13,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bert_core import files, storage
+from bert_core.bundle.layout import RECORD as BUNDLE_RECORD
+from bert_core.bundle.layout import digest_of
 from bert_core.checks import default_of
 from bert_core.errors import RaybertError
-from bert_core.manifest import BUNDLE
+from bert_core.manifest import BUNDLE, Manifest
 from bert_core.wording import first_line, shortened
 from tracking.mirror import RECORD, read_copy
 from tracking.page import NOTE, RESULT, model_page, run_page
@@ -128,6 +130,16 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
         return "unknown"
+
+
+def digests_of(manifest: Manifest) -> frozenset[str]:
+    """All digests by which another run may have taken the output of a run as an input."""
+    known = {manifest.digest, *(each.sha256 for each in manifest.outputs.values())}
+    if manifest.stage == "vocab":
+        known.add(str(manifest.counts.get("tokenizer_digest")))
+    if bundle := manifest.files_in(BUNDLE):
+        known.add(digest_of({name: sha for name, sha in bundle.items() if name != BUNDLE_RECORD}))
+    return frozenset(known)
 
 
 def recorded_run(folder: str) -> Run | None:

@@ -313,6 +313,27 @@ def test_an_id_shows_its_run_when_the_folder_has_a_newer_one_of_the_same_setting
     assert found[1].place == config.output
 
 
+def test_of_the_runs_that_wrote_an_output_only_the_one_that_was_read_is_downloaded(
+    tmp_path: Path,
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    first, second = (
+        StageConfig(output=str(tmp_path / name), tracking_uri=uri) for name in ("shards", "tuned")
+    )
+    made("prepare", first, {"rows": 3}, DatasetInput("corpus", "as it was", "a.txt"))
+    taken = DatasetInput("shards", read_manifest(first.output).digest, first.output)
+    run_id = made("finetune", second, {"steps": 5}, taken)
+    made("prepare", replace(first, force=True), {}, DatasetInput("corpus", "newer", "a.txt"))
+    with RunRecorder.open(  # by an older version
+        tmp_path / "old", uri=uri, tags={"stage": "prepare", "output": first.output}
+    ):
+        pass
+    (downloads := tmp_path / "downloads").mkdir()
+    found = with_ancestors(runs_of([run_id], uri, str(downloads)))
+    assert [each.counts.get("rows") for each in found] == [3, None]
+    assert [str(path) for path in downloads.iterdir()] == [found[0].place]
+
+
 def test_a_run_without_a_manifest_shows_what_mlflow_has(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     tags = {"stage": "predict", "output": "away", "command": "raybert predict", "code_version": "1"}
