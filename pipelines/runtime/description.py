@@ -47,7 +47,9 @@ _SEE = "See "
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
 _COMMON = ("/", "runs")
 """Folders that say nothing of a run."""
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"]+@")
+# Before the @ of Azure's URIs is a container, and credentials cannot be (`bert_core.storage`).
+_AZURE = r"(?<!\baz://)(?<!\babfs://)(?<!\babfss://)"
+_CREDENTIALS = re.compile(rf"{_AZURE}(?<=://)[^/@\s\"]+@", re.IGNORECASE)
 _QUERY = re.compile(r"(https?://[^?\s\"]*)\?[^\s\"]*")
 
 

@@ -68,6 +68,10 @@ def test_the_command_makes_the_same_output(path: Path) -> None:
         ("https://me:pw@host/a.txt?k=s", "https://host/a.txt"),
         ('["s3://id:key@bucket/a", "https://host/b?k=s"]', '["s3://bucket/a", "https://host/b"]'),
         ("texts/part-?.txt", "texts/part-?.txt"),
+        (
+            '["abfss://c@account.dfs.core.windows.net/a", "az://c@a/b", "ABFS://c@a/b"]',
+            '["abfss://c@account.dfs.core.windows.net/a", "az://c@a/b", "ABFS://c@a/b"]',
+        ),
     ],
 )
 def test_a_secret_in_an_address_is_in_no_command(source: str, told: str) -> None:
