@@ -26,6 +26,7 @@ from pipelines.corpus.labelled import (
     labelled_rows,
     rows_of,
 )
+from pipelines.runtime.description import without_secrets
 from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, print_remarks, say
 from pipelines.runtime.stage import (
     INPUT,
@@ -111,7 +112,7 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
         f"{counted(len(rows), 'row')}, predictions in {files.join(config.output, PREDICTIONS)}"
     )
     counts = {
-        "source": config.held_out.source,
+        "source": without_secrets(config.held_out.source),
         "rows": len(rows),
         **({} if wrong is None else {"wrong_rows": int(wrong.sum())}),
         "primary_metric": main,

@@ -22,6 +22,7 @@ from pipelines.corpus.labelled import (
     read_labelled,
     rows_of,
 )
+from pipelines.runtime.description import without_secrets
 from pipelines.runtime.progress import SEEN, meter, say
 from pipelines.runtime.stage import (
     INPUT,
@@ -261,11 +262,12 @@ def _data(
     digests = {item.name: item.digest for item in inputs}
     data: list[dict[str, Any]] = []
     if config.held_out is not None:
-        data.append({"name": HELD_OUT, "source": config.held_out.source})
+        data.append({"name": HELD_OUT, "source": without_secrets(config.held_out.source)})
     if calibrated_on is not None:
         rows = config.calibration or config.held_out
         assert rows is not None
-        data.append({"name": CALIBRATION, "source": rows.source, "rows": len(calibrated_on)})
+        source = without_secrets(rows.source)
+        data.append({"name": CALIBRATION, "source": source, "rows": len(calibrated_on)})
     return [each | {"digest": digests.get(each["name"], digests.get(HELD_OUT))} for each in data]
 
 

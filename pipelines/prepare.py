@@ -61,6 +61,7 @@ from pipelines.corpus.screen import (
     pop_overlaps,
 )
 from pipelines.corpus.sources import Corpus, corpus_size_bytes, list_corpus
+from pipelines.runtime.description import without_secrets
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import counted, meter, say
 from pipelines.runtime.stage import (
@@ -194,7 +195,7 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
     files.remove(folder)
     tokenizer = _tokenizer(config.tokenizer)
     counts = {
-        "source": corpus.name,
+        "source": without_secrets(corpus.name),
         **encoded,
         **rows,
         "corpus_bytes": size_bytes,

@@ -22,7 +22,7 @@ from pipelines.corpus.config import DOCSTRINGS, CorpusConfig
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.screen import REASONS, dropped_documents
 from pipelines.corpus.sources import Corpus
-from pipelines.runtime.description import DATA_CARD, VOCABULARY_CARD
+from pipelines.runtime.description import DATA_CARD, VOCABULARY_CARD, without_secrets
 from tracking.resolve import load_tokenizer
 
 SAMPLE_BLOCKS, SAMPLE_CHARACTERS = 8, 1 << 17
@@ -140,7 +140,7 @@ def describe_sources(corpus: Corpus, counts: Mapping[str, Any]) -> list[str]:
         source_files = [file for file in corpus.files if file.source == number]
         rows.append(
             (
-                f"`{source}`",
+                f"`{without_secrets(source)}`",
                 _license(config, number),
                 len(source_files),
                 sum(file.size_bytes for file in source_files),
@@ -152,7 +152,7 @@ def describe_sources(corpus: Corpus, counts: Mapping[str, Any]) -> list[str]:
         )
     columns = ["source", "licence", "files", "bytes", "weight", "documents", "tokens", "share"]
     parts = ["## Sources", _table(columns, rows)]
-    if empty := [file.path for file in corpus.files if not file.size_bytes]:
+    if empty := [without_secrets(file.path) for file in corpus.files if not file.size_bytes]:
         parts.append(f"Empty files: {len(empty)} ({', '.join(f'`{path}`' for path in empty[:5])}).")
     return parts
 

@@ -28,6 +28,7 @@ from bert_core.data.tables import table_rows
 from bert_core.errors import CorpusError
 from pipelines.corpus.blocks import read_block
 from pipelines.corpus.readers.base import Block
+from pipelines.runtime.description import without_secrets
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter
 from pipelines.runtime.stage import StageConfig
@@ -243,5 +244,6 @@ def pop_overlaps(counts: Counter[str]) -> list[dict[str, Any]]:
     overlaps = []
     for key in sorted(key for key in counts if key.startswith(f"{OVERLAP}\t")):
         _, source, row = key.split("\t")
-        overlaps.append({"source": source, "row": int(row), "documents": counts.pop(key)})
+        file, documents = without_secrets(source), counts.pop(key)
+        overlaps.append({"source": file, "row": int(row), "documents": documents})
     return sorted(overlaps, key=lambda overlap: (overlap["source"], overlap["row"]))

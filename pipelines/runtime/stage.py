@@ -387,7 +387,7 @@ def _open_run(
         experiment=config.experiment,
         run_name=run_name(stage, config.output),
         params=params,
-        inputs=inputs,
+        inputs=[replace(each, source=without_secrets(each.source)) for each in inputs],
         tags={
             "stage": stage,
             "output": config.output,

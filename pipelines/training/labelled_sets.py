@@ -12,6 +12,7 @@ from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
 from bert_core.wording import nearest, one_of
 from pipelines.corpus.labelled import labelled_input, read_labelled, rows_of
+from pipelines.runtime.description import without_secrets
 from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, print_remarks
 from pipelines.runtime.stage import bundle_input
 from pipelines.training.config import LabelledTrainingConfig
@@ -278,8 +279,12 @@ def lineage_of(
     return [
         {"name": "vocabulary", "digest": tokenizer.digest, "tokens": tokenizer.vocab_size},
         *(
-            {"name": item.name, "digest": item.digest, "source": source.source}
-            | {"rows": len(sets[item.name].rows)}
+            {
+                "name": item.name,
+                "digest": item.digest,
+                "source": without_secrets(source.source),
+                "rows": len(sets[item.name].rows),
+            }
             for item in inputs
             if (source := sources.get(item.name)) is not None
         ),

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from bert_core.errors import CorpusError, ResourceError
-from pipelines import evaluate, publish
+from pipelines import evaluate, finetune, prepare, publish
 from pipelines.commands import report
 from pipelines.commands.report import ReportConfig
 from pipelines.configure import CONFIGS, STAGES, parse
+from pipelines.corpus.labelled import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.publish import PublishConfig
 from pipelines.runtime.description import (
@@ -25,6 +27,7 @@ from pipelines.runtime.description import (
     run_name,
 )
 from pipelines.runtime.stage import determining_fields, stage_command
+from tests.web_server import WebServer
 from tracking.page import NOTE, RESULT
 from tracking.runs import DatasetInput
 from tracking.server import connect
@@ -77,6 +80,33 @@ def test_the_command_makes_the_same_output(path: Path) -> None:
 def test_a_secret_in_an_address_is_in_no_command(source: str, told: str) -> None:
     config = parse("vocab", ["--output", "runs/v", "--corpus.source", source])
     assert shlex.split(stage_command("vocab", config))[-1] == told
+
+
+def test_a_secret_in_the_address_of_data_is_written_nowhere(
+    finetuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither into outputs nor into MLflow, whose store is among the files here."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    site = web.Application()
+    site.router.add_static("/", finetuned.folder)
+    shared: dict[str, Any] = {"tracking_uri": f"sqlite:///{tmp_path}/mlflow.db", "num_workers": 0}
+    with WebServer(site) as server:
+        text, rows = (
+            f"{server.url}/{name}?X-Amz-Signature=s3cret" for name in ("text.txt", "rows.jsonl")
+        )
+        corpus = replace(finetuned.corpus, source=text)
+        prepare.run(replace(finetuned.prepare(tmp_path / "shards"), corpus=corpus, **shared))
+        labelled = LabelledConfig(source=rows)
+        tuned = replace(finetuned.finetune(tmp_path / "tuned"), train=labelled, held_out=labelled)
+        finetune.run(replace(tuned, **shared))
+        evaluate.run(
+            EvaluateConfig(
+                output=str(tmp_path / "scores"), model=tuned.output, held_out=labelled, **shared
+            )
+        )
+    found = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"mlflow.db", "data_card.md", "raybert.json"} <= {path.name for path in found}
+    assert [path for path in found if b"s3cret" in path.read_bytes()] == []
 
 
 def test_a_description_leads_to_what_a_run_was_made_from(tmp_path: Path) -> None:
