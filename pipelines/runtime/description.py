@@ -17,7 +17,7 @@ from bert_core.bundle.layout import RECORD as BUNDLE_RECORD
 from bert_core.bundle.layout import digest_of
 from bert_core.checks import default_of
 from bert_core.errors import RaybertError
-from bert_core.manifest import BUNDLE, Manifest
+from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.wording import first_line, shortened
 from tracking.mirror import RECORD, read_copy
 from tracking.page import NOTE, RESULT, model_page, run_page
@@ -253,23 +253,31 @@ def _written_card(stage: str, run: Run) -> dict[str, str]:
 def cards_behind(sources: Iterable[str], uri: str) -> dict[str, str]:
     """The pages with the cards of all that a run was made from; of two of a kind, the nearest.
 
+    An output that was made again since it was read is not followed: what is there now is not what
+    the run was made from.
+
     Args:
         sources: the inputs of the run.
         uri: of the store, without a password.
     """
     links: dict[str, str] = {}
-    left, seen = list(sources), set[str]()
-    for source in left:  # which grows
+    # Sources with the digests that were read; None stands for what is there now.
+    left: list[tuple[str, str | None]] = [(source, None) for source in sources]
+    seen: set[str] = set()
+    for source, digest in left:  # which grows
         if source.startswith(REGISTERED):
             links.setdefault(MODEL_PAGE, _registered_page(source))
         elif (origin := _origin(source)) is not None and origin[0] not in seen:
             folder, run = origin
-            seen.add(folder)
             with suppress(OSError, ValueError, RaybertError):
-                started = files.read_json(files.join(folder, STARTED))
+                manifest = read_manifest(folder)
+                if digest is not None and digest not in digests_of(manifest):
+                    continue
+                seen.add(folder)
                 if run.tracking_uri == uri:
-                    links = _written_card(started["stage"], run) | links
-                left += started.get("sources", {}).values()
+                    links = _written_card(manifest.stage, run) | links
+                places = files.read_json(files.join(folder, STARTED)).get("sources", {})
+                left += [(place, manifest.inputs.get(name, "")) for name, place in places.items()]
     return links
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from bert_core.errors import CorpusError, ResourceError
+from bert_core.manifest import read_manifest
 from pipelines import evaluate, finetune, prepare, publish
 from pipelines.commands import report
 from pipelines.commands.report import ReportConfig
@@ -26,7 +28,13 @@ from pipelines.runtime.description import (
     recorded_run,
     run_name,
 )
-from pipelines.runtime.stage import determining_fields, stage_command
+from pipelines.runtime.stage import (
+    Result,
+    StageConfig,
+    determining_fields,
+    run_stage,
+    stage_command,
+)
 from tests.web_server import WebServer
 from tracking.page import NOTE, RESULT
 from tracking.runs import DatasetInput
@@ -199,6 +207,45 @@ def test_every_run_leads_to_its_cards_and_its_report(finetuned: Any, tmp_path: P
     [scored] = [each for each in (runs["scores"],) if each is not None]
     attached = client.download_artifacts(str(scored.run_id), "report.html", str(tmp_path))
     assert Path(attached).read_bytes() == Path(page).read_bytes()
+
+
+def note_of(
+    stage: str,
+    config: StageConfig,
+    *inputs: DatasetInput,
+    work: Callable[[str], Result] = lambda _: Result(outputs={}, counts={}),
+) -> str:
+    """Runs a stage; returns the description of its run."""
+    run_stage(stage, config, inputs, work)
+    run = recorded_run(config.output)
+    assert run is not None
+    return connect(str(config.tracking_uri)).get_run(str(run.run_id)).data.tags[NOTE]
+
+
+def taken(name: str, config: StageConfig) -> DatasetInput:
+    """The output of a stage as an input."""
+    return DatasetInput(name, read_manifest(config.output).digest, config.output)
+
+
+def test_the_card_of_data_that_was_made_again_is_none_of_the_run(
+    small: Any, tmp_path: Path
+) -> None:
+    shards, encoder, tuned = (
+        StageConfig(output=str(tmp_path / name), tracking_uri=small.tracking_uri)
+        for name in ("shards", "encoder", "tuned")
+    )
+    note_of("prepare", shards, DatasetInput("corpus", "as it was", "a.txt"))
+    note_of("pretrain", encoder, taken("shards", shards))
+    note = note_of("finetune", tuned, taken("model", encoder))
+    assert "[the data card]" in note
+    again = replace(shards, force=True)
+    note_of("prepare", again, DatasetInput("corpus", "newer", "a.txt"))
+    note = note_of("finetune", replace(tuned, force=True), taken("model", encoder))
+    assert "[the data card]" not in note
+    note = note_of("pretrain", replace(encoder, force=True), taken("shards", shards))
+    newer = recorded_run(shards.output)
+    assert newer is not None
+    assert f"[the data card](#/experiments/{newer.experiment_id}/runs/{newer.run_id}/" in note
 
 
 def test_a_registered_model_leads_to_its_card() -> None:
