@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -158,10 +159,20 @@ def recorded_run(folder: str) -> Run | None:
 
 def _origin(source: str) -> tuple[str, Run] | None:
     """The output that an input is, or lies in as its bundle, and the run that wrote it."""
+    return _looked_up(files.absolute(source))
+
+
+@cache  # also where there is none: storage that is away takes minutes to say so
+def _looked_up(source: str) -> tuple[str, Run] | None:
     for folder in dict.fromkeys((source, source.rstrip("/").removesuffix(f"/{BUNDLE}"))):
         if (run := recorded_run(folder)) is not None:
             return folder, run
     return None
+
+
+def forget_origins() -> None:
+    """Look up again who wrote an input: an output is written anew."""
+    _looked_up.cache_clear()
 
 
 def described(

@@ -39,6 +39,7 @@ from pipelines.runtime.description import (
     command,
     described,
     failure,
+    forget_origins,
     run_name,
     source_tags,
     without_secrets,
@@ -282,10 +283,13 @@ def run_stage(
         files.abort_uploads(config.output)
         from_hub = {item.asked: item.source for item in inputs if item.asked}
         _clear_what_others_left(config, stage, digest, from_hub, inputs)
+        uri = without_password(tracking_uri(config.tracking_uri))
+        cards = cards_behind([item.source for item in inputs], uri)
         began = time.time()
         # The run is opened, handed over and opened again: training's controller writes to it
         # between.
-        begun = _open_run(stage, config, determining, inputs, _description(stage, config, inputs))
+        description = _description(stage, config, inputs, cards)
+        begun = _open_run(stage, config, determining, inputs, description)
         if begun.close("RUNNING") is not None:
             say(f"{stage}: MLflow has not answered yet, records are kept in {config.local_folder}")
         try:
@@ -306,7 +310,7 @@ def run_stage(
             code_version=code_version(),
         )
         held.check()  # in another's run nothing is recorded
-        description = _description(stage, config, inputs, manifest.counts)
+        description = _description(stage, config, inputs, cards, manifest.counts)
         with _open_run(stage, config, determining, (), description) as recorder:
             numbers = {k: v for k, v in manifest.counts.items() if isinstance(v, int | float)}
             recorder.record(recorder.last_step + 1, numbers)
@@ -403,18 +407,21 @@ def _description(
     stage: str,
     config: StageConfig,
     inputs: Sequence[DatasetInput],
+    links: dict[str, str],
     counts: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
-    """The description of the run: when it begins, and with its counts when it ends."""
-    uri = without_password(tracking_uri(config.tracking_uri))
-    links = cards_behind([item.source for item in inputs], uri)
+    """The description of the run: when it begins, and with its counts when it ends.
+
+    Args:
+        links: to the cards of what it was made from.
+    """
     if counts is not None:
-        links |= card_links(stage, read_run(config.local_folder), config, counts)
+        links = links | card_links(stage, read_run(config.local_folder), config, counts)
     return described(
         stage_command(stage, config),
         config.output,
         inputs,
-        uri,
+        without_password(tracking_uri(config.tracking_uri)),
         result="" if counts is None else result(stage, counts),
         links=links,
     )
@@ -489,6 +496,8 @@ def _clear_what_others_left(
         say(f"{stage}: resuming the earlier run of {config.output}")
         return
     await_release(config.local_folder)
+    if present:
+        forget_origins()
     for name in present:
         files.remove(files.join(config.output, name))
     if config.record_copy is not None:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from pipelines.runtime.stage import (
     run_stage,
     stage_command,
 )
+from tests.fault_proxy import fault_proxy, xml_error
 from tests.web_server import WebServer
 from tracking.page import NOTE, RESULT
 from tracking.runs import DatasetInput
@@ -246,6 +248,38 @@ def test_the_card_of_data_that_was_made_again_is_none_of_the_run(
     newer = recorded_run(shards.output)
     assert newer is not None
     assert f"[the data card](#/experiments/{newer.experiment_id}/runs/{newer.run_id}/" in note
+
+
+def test_what_a_run_was_made_from_may_vanish_while_it_runs(small: Any, tmp_path: Path) -> None:
+    shards, encoder = (
+        StageConfig(output=str(tmp_path / name), tracking_uri=small.tracking_uri)
+        for name in ("shards", "encoder")
+    )
+    note_of("prepare", shards, DatasetInput("corpus", "d", "a.txt"))
+
+    def work(digest: str) -> Result:
+        shutil.rmtree(shards.output)
+        return Result(outputs={}, counts={})
+
+    note = note_of("pretrain", encoder, taken("shards", shards), work=work)
+    assert "Made from shards [prepare " in note
+    assert "[the data card]" in note
+
+
+def test_storage_that_refuses_us_is_asked_once_in_a_process(
+    object_store: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, uri = f"{object_store}/out/bundle", "sqlite:///x.db"
+    with fault_proxy(s3_endpoint) as proxy:
+        proxy.refuse = lambda signed_by: (403, xml_error("AccessDenied", "Access Denied"))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        assert cards_behind([source], uri) == {}
+        requests = len(proxy.seen)
+        assert requests
+        told = described("raybert x", "o", [DatasetInput("model", "0" * 40, source)], uri)
+        assert f"Made from model `{source}` (000000000000)." in told[NOTE]
+        assert cards_behind([source], uri) == {}
+        assert len(proxy.seen) == requests
 
 
 def test_a_registered_model_leads_to_its_card() -> None:
