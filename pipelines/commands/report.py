@@ -23,8 +23,8 @@ from markupsafe import Markup
 
 from bert_core import files
 from bert_core.checks import check_fields
-from bert_core.errors import ConfigError
-from bert_core.wording import shortened
+from bert_core.errors import ConfigError, ResourceError
+from bert_core.wording import first_line, shortened
 from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
 from pipelines.commands.inspect import style
 from pipelines.commands.report_runs import Run, links, runs_of, with_ancestors
@@ -107,7 +107,7 @@ def run(config: ReportConfig) -> None:
 def attach(page: str, runs: Sequence[Run], uri: str) -> None:
     """Attach the page to the last of the runs in MLflow, and link it from the descriptions of all.
 
-    Raises: ConfigError if the store has none of them.
+    Raises: ConfigError if the store has none of them; ResourceError if it does not take the page.
     """
     place = without_password(uri)
     recorded = [run.recorded for run in runs if run.recorded is not None]
@@ -121,11 +121,18 @@ def attach(page: str, runs: Sequence[Run], uri: str) -> None:
             f"attach: wanted a run that MLflow at {place} has, got none: give the tracking_uri "
             "that the runs were recorded to, or leave attach out"
         )
-    client = connect(uri)
+    text, client = files.read_bytes(page).decode(), connect(uri)
     last, link = linked[-1]
-    client.log_text(last, files.read_bytes(page).decode(), REPORT)
-    for run_id, _ in linked:
-        add_link(client, run_id, "the report", link)
+    try:
+        client.log_text(last, text, REPORT)
+        for run_id, _ in linked:
+            add_link(client, run_id, "the report", link)
+    except Exception as error:  # every artifact store has its own classes
+        raise ResourceError(
+            f"attach: wanted MLflow at {place} to take {page}, it does not "
+            f"({first_line(str(error))}): check that the runs are not deleted there and that you "
+            "may write to them, or leave attach out"
+        ) from error
 
 
 def write_report(

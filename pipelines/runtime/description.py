@@ -22,7 +22,7 @@ from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.wording import first_line, shortened
 from tracking.mirror import RECORD, read_copy
 from tracking.page import NOTE, RESULT, model_page, run_page
-from tracking.runs import DatasetInput
+from tracking.runs import TAG_CHARACTERS, DatasetInput
 from tracking.spool import Run, read_run
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def add_link(client: "MlflowClient", run_id: str, title: str, url: str) -> None:
         parts.insert(command, _see({title: url}))
     else:
         parts[place] = _see(dict(_LINK.findall(parts[place])) | {title: url})
-    client.set_tag(run_id, NOTE, "\n\n".join(parts))
+    client.set_tag(run_id, NOTE, shortened("\n\n".join(parts), TAG_CHARACTERS))
 
 
 def link_model_card(client: "MlflowClient", uri: str, sources: Iterable[str], page: str) -> None:

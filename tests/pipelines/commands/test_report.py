@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Browser
 
-from bert_core.errors import ConfigError
+from bert_core.errors import ConfigError, ResourceError
 from bert_core.manifest import Manifest, Output, read_manifest, write_manifest
 from pipelines import evaluate
 from pipelines.cli import main
@@ -26,6 +26,7 @@ from tests import pages
 from tests.fault_proxy import fault_proxy, xml_error
 from tracking.goodput import Goodput
 from tracking.runs import DatasetInput, RunRecorder
+from tracking.server import connect
 from tracking.spool import read_run
 
 PIXEL = bytes.fromhex(
@@ -332,6 +333,17 @@ def test_of_the_runs_that_wrote_an_output_only_the_one_that_was_read_is_download
     found = with_ancestors(runs_of([run_id], uri, str(downloads)))
     assert [each.counts.get("rows") for each in found] == [3, None]
     assert [str(path) for path in downloads.iterdir()] == [found[0].place]
+
+
+def test_a_run_that_mlflow_has_deleted_gets_no_page_and_the_error_says_so(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    config = StageConfig(output=str(tmp_path / "out"), tracking_uri=uri)
+    connect(uri).delete_run(made("pretrain", config, {"n": 1}))
+    page = tmp_path / "r.html"
+    wanted = f"attach: wanted MLflow at {uri} to take {page}, it does not (The run "
+    with pytest.raises(ResourceError, match=re.escape(wanted)):
+        run(ReportConfig(runs=(config.output,), output=str(page), attach=True, tracking_uri=uri))
+    assert page.exists()
 
 
 def test_a_run_without_a_manifest_shows_what_mlflow_has(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pipelines.corpus.labelled import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.publish import PublishConfig
 from pipelines.runtime.description import (
+    add_link,
     card_links,
     cards_behind,
     described,
@@ -39,7 +40,7 @@ from pipelines.runtime.stage import (
 from tests.fault_proxy import fault_proxy, xml_error
 from tests.web_server import WebServer
 from tracking.page import NOTE, RESULT
-from tracking.runs import DatasetInput
+from tracking.runs import TAG_CHARACTERS, DatasetInput
 from tracking.server import connect
 from tracking.spool import Run, Spool
 
@@ -280,6 +281,22 @@ def test_storage_that_refuses_us_is_asked_once_in_a_process(
         assert f"Made from model `{source}` (000000000000)." in told[NOTE]
         assert cards_behind([source], uri) == {}
         assert len(proxy.seen) == requests
+
+
+def test_a_link_is_added_to_a_description_that_is_as_long_as_mlflow_takes(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRUNCATE_LONG_VALUES", "false")
+    config = StageConfig(output=str(tmp_path / "out"), tracking_uri=small.tracking_uri)
+    note_of("pretrain", config)
+    run, client = recorded_run(config.output), connect(small.tracking_uri)
+    assert run is not None
+    run_id = str(run.run_id)
+    client.set_tag(run_id, NOTE, "**good**\n\n```bash\n".ljust(TAG_CHARACTERS, "x"))
+    add_link(client, run_id, "the report", "#/r")
+    note = client.get_run(run_id).data.tags[NOTE]
+    assert note.startswith("**good**\n\nSee [the report](#/r).\n\n```bash\nxxx")
+    assert len(note) == TAG_CHARACTERS
 
 
 def test_a_registered_model_leads_to_its_card() -> None:
