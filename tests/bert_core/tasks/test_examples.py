@@ -62,7 +62,7 @@ def test_inputs_that_are_too_long_are_left_out_even_if_no_other_is_left() -> Non
 
 def test_long_texts_that_are_read_in_windows_are_left_out() -> None:
     rows = [
-        {"question": "Where is the sea?", "context": context, "answers": {}}
+        {"question": "Where is the sea?", "context": context, "answers": []}
         for context in ("The sea is here. " * 6000, "The sea is here.")
     ]
     short = {"question": "Where is the sea?", "context": "The sea is here."}
