@@ -97,7 +97,11 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
     _check_task(config, evaluation, folder)
     data = files.read_bytes(files.join(config.evaluation, PREDICTIONS))
     rows = pq.read_table(pa.BufferReader(data)).to_pylist()
-    examples = predictor.bundle.examples or examples_of(predictor.task, rows, EXAMPLES)
+    examples = (
+        predictor.bundle.examples
+        or examples_of(predictor.task, rows, EXAMPLES)
+        or predictor.task.examples
+    )
     verdict, not_compared = _compared(config, evaluation, predictor, rows, uri)
     recorded = read_run(config.local_folder)
     publication = registry.publish(

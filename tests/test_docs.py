@@ -7,11 +7,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 import yaml
 
+from bert_core.bundle.layout import RECORD, read_json
+from bert_core.files import write_json
 from bert_core.tasks.text_classification import TextClassification
 from pipelines.configure import ALL, parser_for
 from tests import tiny
@@ -54,8 +57,11 @@ def test_the_walk_ends_with_an_answer_and_a_picture_without_ray_and_mlflow(tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def fences(document: Path, *languages: str) -> list[tuple[str, str]]:
-    found = FENCE.findall(document.read_text(encoding="utf-8"))
+def fences(document: Path, *languages: str, section: str = "") -> list[tuple[str, str]]:
+    text = document.read_text(encoding="utf-8")
+    if section:
+        text = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    found = FENCE.findall(text)
     return [(language, text) for language, text in found if language in languages]
 
 
@@ -92,25 +98,60 @@ def test_operations_from_rolling_back_to_restoring_run_as_they_stand(tmp_path: P
     before = champion("docstrings", uri=store)
     assert before is not None
     assert before.version == "2"
-    environment = {
-        **{name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"},
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "RAYBERT_CACHE": str(tmp_path / "cache"),  # so that the bundle is read from the registry
-    }
-    shown = ""
-    for language, text in fences(OPERATIONS, "bash", "python"):
-        program = ["bash", "-c", PROLOGUE + text] if language == "bash" else ["python", "-c", text]
-        done = subprocess.run(
-            program, cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
-        shown += done.stdout
+    shown = run(fences(OPERATIONS, "bash", "python"), tmp_path)
     after = champion("docstrings", uri=store)
     assert after is not None
     assert after.version == "1"  # rolled back, lost and restored
     assert "revoked the key of alice:" in shown
     assert (tmp_path / "runs/restored.html").stat().st_size > 1_000
+
+
+def run(blocks: list[tuple[str, str]], folder: Path) -> str:
+    """What blocks print, which all must succeed, in a folder with `runs/mlflow.db`."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"},
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "RAYBERT_CACHE": str(folder / "cache"),  # so that the bundle is read from the registry
+    }
+    shown = ""
+    for language, text in blocks:
+        program = ["bash", "-c", PROLOGUE + text] if language == "bash" else ["python", "-c", text]
+        done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+        shown += done.stdout
+    return shown
+
+
+@pytest.mark.drill
+def test_examples_that_are_withdrawn_as_operations_says_are_gone(tmp_path: Path) -> None:
+    about: dict[str, Any] = {
+        "name": "docstrings", "uri": f"sqlite:///{tmp_path}/runs/mlflow.db", "metrics": {},
+        "input_example": ["abc"],
+    }  # fmt: skip
+    tokenizer = tiny.tokenizer(tiny.pieces(tiny.ALPHABET))
+    task = TextClassification(["ham", "spam"])
+    for seed in range(2):
+        row = f"row {seed}"
+        folder = tmp_path / f"{seed}"
+        bundle = tiny.bundle(folder, tokenizer, task=task, seed=seed, examples=[row])
+        publish(bundle, force=True, **about)
+    record = read_json(bundle / RECORD)
+    del record["examples"]
+    write_json(str(bundle / RECORD), record)
+    assert not publish(bundle, **about).is_new, "its digest is that of version 2"
+    assert stored_examples(tmp_path / "runs") == ["row 0", "row 1"]
+    run(fences(OPERATIONS, "bash", "python", section="Withdraw examples"), tmp_path)
+    assert stored_examples(tmp_path / "runs") == ["row 0"]
+    again = publish(bundle, **about)
+    assert (again.version.version, again.is_new, again.is_champion) == ("3", True, True)
+    assert stored_examples(tmp_path / "runs") == ["row 0"]
+
+
+def stored_examples(folder: Path) -> list[str]:
+    """The examples of all bundles in a folder and its subfolders."""
+    records = [read_json(path) for path in folder.rglob(RECORD)]
+    return sorted(example for record in records for example in record.get("examples", ()))
 
 
 @pytest.mark.parametrize("document", [OPERATIONS, SECURITY], ids=lambda path: path.name)

@@ -12,22 +12,27 @@ from bert_core.tasks.shapes import Row
 
 READABLE = 1000
 """Characters of an input, as JSON, beyond which shorter ones are preferred."""
+LONGEST = 4000
+"""Characters of an input, as JSON, beyond which it is left out."""
 
 
 def examples_of(task: Task, rows: Sequence[Row], count: int) -> tuple[Any, ...]:
     """The inputs of up to `count` rows, as a caller sends them: without the expected answers.
 
-    Only rows with the most fields are considered, so that a signature can be derived from them.
-    Those of median length come first, or of `READABLE` characters if the median is above that, and
-    every expected answer comes once before any comes again. Equal inputs count once, and the first
-    of two equally good rows is taken.
+    Inputs of more than `LONGEST` characters are left out. Of the others only those with the most
+    fields are considered, so that a signature can be derived from them. Those of median length come
+    first, or of `READABLE` characters if the median is above that, and every expected answer comes
+    once before any comes again. Equal inputs count once, and the first of two equally good rows is
+    taken.
     """
     targets = [one.name for one in fields(task.shapes(task.chosen)[1])]
     inputs: dict[str, tuple[Any, str]] = {}
     for row in rows:
         request = task.request_of(row)
-        answer = json.dumps([row.get(name) for name in targets])
-        inputs.setdefault(json.dumps(request, ensure_ascii=False), (request, answer))
+        text = json.dumps(request, ensure_ascii=False)
+        if len(text) <= LONGEST:
+            answer = json.dumps([row.get(name) for name in targets])
+            inputs.setdefault(text, (request, answer))
     if not inputs:
         return ()
     most = max(_fields_in(request) for request, _ in inputs.values())

@@ -131,7 +131,7 @@ class LabelledTrainingConfig(TrainingConfig):
     layer_decay: PositiveShare = 1.0
     """Factor on a layer's learning rate relative to the layer above it (Howard and Ruder 2018); 1
     uses the same rate for all."""
-    examples: NonNegativeInt = 3
+    examples: Annotated[int, Range(least=0, most=20)] = 3
     """Held-out rows, or else selection rows, whose inputs the bundle stores and shows as examples,
     on its page and its card; 0 keeps all rows out of it."""
     seeds: tuple[NonNegativeInt, ...] = (0,)

@@ -508,6 +508,7 @@ def test_an_evaluation_of_another_bundle_is_refused(evaluated: Any, tmp_path: Pa
         ({"batch_size": 0}, "batch_size: wanted at least 1, got 0"),
         ({"batch_size": 2, "num_workers": 4}, "batch_size: wanted at least a row for each of 4"),
         ({"layer_decay": 1.5}, "layer_decay: wanted above 0 and at most 1, got 1.5"),
+        ({"examples": 21}, "examples: wanted 0 to 20, got 21"),
     ],
 )
 def test_settings_out_of_range_are_refused(

@@ -1,6 +1,7 @@
 """Odd rows through the stages: each refuses them by name or counts them in its manifest."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from bert_core import files
+from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError, CorpusError
+from bert_core.tasks.examples import LONGEST
 from bert_core.tasks.fill_mask import by_mask
 from pipelines import evaluate, finetune, predict, publish
 from pipelines.corpus.labelled import LabelledConfig
@@ -228,6 +232,26 @@ def test_a_bundle_is_published_by_an_evaluation_whose_first_rows_are_too_long(
     assert publish.run(config).counts["is_champion"]
     card = Path(config.output, "model_card.md").read_text()
     assert "Of note: 2 rows cut." in card
+
+
+def test_a_bundle_without_examples_is_published_if_all_rows_are_too_long_to_be_shown(
+    evaluation: EvaluateConfig, written: Written, tmp_path: Path
+) -> None:
+    bundle = Path(shutil.copytree(evaluation.model, tmp_path / "without_examples"))
+    record = files.read_json(str(bundle / "raybert.json"))
+    del record["examples"]
+    files.write_json(str(bundle / "raybert.json"), record)
+    long = [row | {"text": row["text"] + " long" * LONGEST} for row in GOOD]
+    measured = replace(evaluation, model=str(bundle), held_out=written("long.jsonl", long))
+    evaluate.run(measured)
+    config = PublishConfig(
+        output=f"{evaluation.output}-publish", model=measured.model, name="of-long-rows-only",
+        evaluation=measured.output, num_workers=0, tracking_uri=evaluation.tracking_uri,
+    )  # fmt: skip
+    assert publish.run(config).counts["is_champion"]
+    task = load_bundle(bundle).task
+    assert task is not None
+    assert repr(task.examples[0]) in Path(config.output, "model_card.md").read_text()
 
 
 def test_several_files_of_labelled_rows_are_one_set(

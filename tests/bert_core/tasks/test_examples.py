@@ -5,7 +5,8 @@ from dataclasses import fields
 import pytest
 
 from bert_core.tasks.base import Kind, Task
-from bert_core.tasks.examples import READABLE, examples_of
+from bert_core.tasks.examples import LONGEST, READABLE, examples_of
+from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.shapes import as_row
 from bert_core.tasks.text_classification import TextClassification
 from tests.labelled_rows import EVERY_KIND, rows_of
@@ -45,8 +46,27 @@ def test_an_input_that_is_there_twice_is_shown_once() -> None:
 
 
 def test_inputs_that_nobody_would_read_come_last() -> None:
-    rows = [{"text": "x" * READABLE * times, "label": "a"} for times in (8, 4, 2, 3)]
-    assert [len(text) for text in examples_of(TASK, rows, 2)] == [2 * READABLE, 3 * READABLE]
+    rows = [{"text": "x" * length, "label": "a"} for length in (LONGEST - 2, 1700, 1500, 1600)]
+    assert READABLE < 1500
+    assert [len(text) for text in examples_of(TASK, rows, 2)] == [1500, 1600]
+
+
+def test_inputs_that_are_too_long_are_left_out_even_if_no_other_is_left() -> None:
+    lengths = (LONGEST - 2, LONGEST - 1, 100_000)  # JSON adds two quotes
+    rows = [{"text": "ü" * length, "label": "a"} for length in lengths]
+    assert [len(text) for text in examples_of(TASK, rows, 3)] == [LONGEST - 2]
+    assert examples_of(TASK, rows[1:], 3) == ()
+    long_pair = {"text": "a sea", "text_pair": "ü" * LONGEST, "label": "a"}
+    assert examples_of(TASK, [long_pair, {"text": "a tree", "label": "a"}], 3) == ("a tree",)
+
+
+def test_long_texts_that_are_read_in_windows_are_left_out() -> None:
+    rows = [
+        {"question": "Where is the sea?", "context": context, "answers": []}
+        for context in ("The sea is here. " * 6000, "The sea is here.")
+    ]
+    short = {"question": "Where is the sea?", "context": "The sea is here."}
+    assert examples_of(QuestionAnswering(), rows, 3) == (short,)
 
 
 def test_examples_have_the_same_fields_and_all_that_rows_have() -> None:
