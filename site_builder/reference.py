@@ -61,7 +61,7 @@ def _commands() -> Iterator[str]:
     yield "# Commands\n"
     yield "`raybert <word> --help` shows the same. A value on the command line wins over one from"
     yield "`--config`; several `--config` are read from left to right. `--print_config` prints what"
-    yield "a run would use, as TOML that can be run again. In the tables of options, a name leads"
+    yield "a run would use, as TOML that can be run again. In the tables of options, a name links"
     yield "to the code that defines it.\n"
     for title, words in (("Stages", STAGES), ("Other commands", ALL.keys() - STAGES.keys())):
         rows = [[f"[`{word}`]({_file(word)})", ALL[word].summary] for word in ALL if word in words]
