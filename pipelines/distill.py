@@ -153,6 +153,7 @@ def _teacher_student(config: DistillConfig, folders: Mapping[str, Path]) -> Teac
         layer_map=config.layer_map,
         losses=config.losses,
         from_scratch=config.from_scratch,
+        dropout=config.dropout,
     )
 
 

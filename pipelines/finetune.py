@@ -48,7 +48,7 @@ def _finetune(
 
     bundle = load_bundle(folder)
     task, sets = read_sets(config, bundle)
-    build = partial(build_seed_model, folder, task, config.from_scratch)
+    build = partial(build_seed_model, folder, task, config.dropout, config.from_scratch)
     lineage = {
         "stage": "finetune",
         "data": lineage_of(config, bundle.tokenizer, inputs, sets),
@@ -57,12 +57,16 @@ def _finetune(
         "from_scratch": config.from_scratch,
     }
     trained_rows = NO_ROWS if config.from_scratch else bundle.trained_rows
-    trainable = TrainableTask(task, bundle.tokenizer, bundle.encoder_config, build, trained_rows)
+    encoder = bundle.encoder_config.adapted(**config.dropout)
+    trainable = TrainableTask(task, bundle.tokenizer, encoder, build, trained_rows)
     return learn(config, trainable, sets, lineage, digest, watch)
 
 
-def build_seed_model(folder: Path, task: "Task", from_scratch: bool, seed: int) -> "ObjectiveModel":
-    """The encoder of the bundle in `folder`, with a fresh head; fresh weights follow the seed."""
+def build_seed_model(
+    folder: Path, task: "Task", dropout: dict[str, float | None], from_scratch: bool, seed: int
+) -> "ObjectiveModel":
+    """The encoder of the bundle in `folder`, with this dropout and a fresh head; fresh weights
+    follow the seed."""
     import torch
 
     from bert_core.bundle.weights import build_model
@@ -71,7 +75,8 @@ def build_seed_model(folder: Path, task: "Task", from_scratch: bool, seed: int) 
 
     bundle = load_bundle(folder)
     torch.manual_seed(seed)
-    bundle = replace(bundle, encoder_config=task.encoder_config(bundle.encoder_config))
+    encoder = task.encoder_config(bundle.encoder_config.adapted(**dropout))
+    bundle = replace(bundle, encoder_config=encoder)
     objective = task.build_objective(bundle.encoder_config)
     if from_scratch:
         return ObjectiveModel(bundle.encoder_config, [objective])

@@ -12,6 +12,7 @@ from bert_core.checks import (
     PositiveShare,
     Range,
     Share,
+    ShareBelowOne,
 )
 from bert_core.errors import ConfigError
 from bert_core.model.variants import VARIANTS
@@ -128,6 +129,11 @@ class LabelledTrainingConfig(TrainingConfig):
     """Share of the steps over which the learning rate warms up."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay of weight matrices."""
+    hidden_dropout_prob: ShareBelowOne | None = None
+    """Dropout on the embeddings and the output of each sub-layer; by default the bundle's. An
+    encoder that was pretrained without dropout is fine-tuned on few rows better with 0.1."""
+    attention_probs_dropout_prob: ShareBelowOne | None = None
+    """Dropout on attention probabilities; by default the bundle's. 0 enables fused attention."""
     layer_decay: PositiveShare = 1.0
     """Factor on a layer's learning rate relative to the layer above it (Howard and Ruder 2018); 1
     uses the same rate for all."""
@@ -154,6 +160,14 @@ class LabelledTrainingConfig(TrainingConfig):
         return OptimizerConfig(
             lr=self.lr, weight_decay=self.weight_decay, layer_decay=self.layer_decay
         )
+
+    @property
+    def dropout(self) -> dict[str, float | None]:
+        """The dropout as `EncoderConfig.adapted` takes it; None keeps the bundle's."""
+        return {
+            "hidden_dropout_prob": self.hidden_dropout_prob,
+            "attention_dropout": self.attention_probs_dropout_prob,
+        }
 
     def steps(self, rows: int) -> int:
         """Optimizer steps per seed."""

@@ -113,6 +113,8 @@ class TeacherStudent:
     layer_map: tuple[int, ...]
     losses: LossesConfig
     from_scratch: bool
+    dropout: dict[str, float | None]
+    """The student's, as `EncoderConfig.adapted` takes it."""
 
     def build(self, seed: int) -> "ObjectiveModel":
         """The student, combined with its teacher if any loss needs one.
@@ -179,6 +181,11 @@ class TeacherStudent:
 
         Raises: ConfigError if its vocabulary is not the teacher's.
         """
+        start = self._start(teacher)
+        return replace(start, encoder_config=start.encoder_config.adapted(**self.dropout))
+
+    def _start(self, teacher: "Bundle") -> "Bundle":
+        """The same, with the dropout that it has."""
         from bert_core.bundle.weights import require_weights
         from bert_core.objectives.distillation import with_layers
         from tracking.hub import load_bundle

@@ -102,10 +102,12 @@ def test_a_student_of_a_task_is_measured_beside_its_teacher(on_rows: Distilling)
 
 
 def test_the_student_begins_with_the_layers_that_are_named(on_rows: Distilling) -> None:
-    """At a learning rate of next to nothing it ends with them."""
-    config = on_rows(layers=(1,), lr=1e-12, epochs=0.5)
+    """At a learning rate of next to nothing it ends with them, and with the dropout it is given."""
+    config = on_rows(layers=(1,), lr=1e-12, epochs=0.5, hidden_dropout_prob=0.25)
     distill.run(config)
-    own, its = load_bundle(f"{config.output}/bundle").state, load_bundle(config.teacher).state
+    student = load_bundle(f"{config.output}/bundle")
+    assert student.encoder_config.hidden_dropout_prob == 0.25
+    own, its = student.state, load_bundle(config.teacher).state
     for name, value in own.items():
         there = name.replace("layers.0.", "layers.1.")
         torch.testing.assert_close(value, its[there], msg=name)

@@ -235,9 +235,14 @@ def test_a_model_that_learnt_little_is_told_from_one_that_learnt(
     assert "so little was learnt" not in capsys.readouterr().out
 
 
-def test_from_scratch_takes_fresh_weights(finetuned: Any, tmp_path: Path) -> None:
+def test_from_scratch_takes_fresh_weights_and_dropout_is_as_configured(
+    finetuned: Any, tmp_path: Path
+) -> None:
     config = replace(finetuned.finetune(tmp_path / "scratch"), from_scratch=True, epochs=0.5)
-    finetune.run(replace(config, examples=0))
+    dropout = {"hidden_dropout_prob": 0.25, "attention_probs_dropout_prob": 0.0}
+    finetune.run(replace(config, examples=0, **dropout))
+    encoder = load_bundle(tmp_path / "scratch" / "bundle").encoder_config
+    assert (encoder.hidden_dropout_prob, encoder.attention.dropout) == (0.25, 0.0)
     words = "encoder.embeddings.word_embeddings.weight"
     scratch = load_bundle(tmp_path / "scratch" / "bundle").state[words]
     pretrained = load_bundle(finetuned.folder / "pretrain" / "bundle").state[words]
@@ -508,6 +513,7 @@ def test_an_evaluation_of_another_bundle_is_refused(evaluated: Any, tmp_path: Pa
         ({"batch_size": 0}, "batch_size: wanted at least 1, got 0"),
         ({"batch_size": 2, "num_workers": 4}, "batch_size: wanted at least a row for each of 4"),
         ({"layer_decay": 1.5}, "layer_decay: wanted above 0 and at most 1, got 1.5"),
+        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob: wanted at least 0 and below 1, got 1"),
         ({"examples": 21}, "examples: wanted 0 to 20, got 21"),
     ],
 )
