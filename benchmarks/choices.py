@@ -1,13 +1,15 @@
 """What each choice of a pretraining recipe is worth, all for the same time on this machine.
 
     python -m benchmarks.choices --output FOLDER --minutes MINUTES [--only NAME …] [--json FILE]
+    python -m benchmarks.choices --output FOLDER --bundles NAME=FOLDER … [--json FILE]
 
 Every choice is a recipe of its own: that of `configs/…/books.toml` (BERT-mini on WikiText-2 and
 books) with some settings changed. RAYBERT_DATA names the folder of texts and labelled sets,
 RAYBERT_BLIMP the `data` folder of BLiMP (67 files of pairs). A killed run resumes in its folder.
 
 Each bundle is measured on what all of them share: masked words of held-out documents, pairs of
-BLiMP, and SST-2 after fine-tuning on 1,000 rows with three seeds.
+BLiMP, and SST-2 after fine-tuning on 1,000 rows with three seeds. The second form measures bundles
+that were trained elsewhere, with the vocabulary of `FOLDER/vocab`.
 """
 
 import argparse
@@ -225,15 +227,26 @@ def benchmark(folder: Path, minutes: float, only: Sequence[str]) -> Iterator[dic
         }
 
 
+def measured(folder: Path, bundles: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A line of the table for each bundle, given as `NAME=FOLDER`."""
+    trials = Trials(folder, 0.0)
+    for name, bundle in (each.split("=", 1) for each in bundles):
+        yield {"name": name, **trials.measure(name, Path(bundle)), "made": provenance()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.choices")
     parser.add_argument("--output", type=Path, required=True, help="folder for the runs")
     parser.add_argument("--minutes", type=float, default=6.0, help="of training, per choice")
     parser.add_argument("--only", nargs="*", choices=CHOICES, default=[], metavar="NAME")
+    parser.add_argument(
+        "--bundles", nargs="*", default=[], metavar="NAME=FOLDER", help="measure these instead"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of results there")
     chosen = parser.parse_args()
-    results = []
-    for line in benchmark(chosen.output.absolute(), chosen.minutes, chosen.only):
+    results, folder = [], chosen.output.absolute()
+    lines = benchmark(folder, chosen.minutes, chosen.only)
+    for line in measured(folder, chosen.bundles) if chosen.bundles else lines:
         print(
             f"{line['name']:<28}MLM loss {line['mlm_loss']:.3f}, {line['mlm_accuracy']:.1%} right; "
             f"BLiMP {line['blimp_accuracy']:.1%}; SST-2 {line['sst2_accuracy']:.1%}",
