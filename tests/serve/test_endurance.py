@@ -28,6 +28,9 @@ MOST_GROWTH = 0.1
 SPARE = 8
 """File descriptors that may be open at one moment and not at another, such as HAProxy's idle
 connections to replicas."""
+HAPROXY_KEEPS = 512 << 10
+"""Bytes that each of HAProxy's threads keeps of what it has freed, which fills slowly (its
+`tune.memory.hot-size`, by default)."""
 SPARE_THREADS = 4
 """Threads that a pool starts when it first needs them, which may be after the first look."""
 TITLE = re.compile(r"ray::Serve(Replica:(?P<app>[^:]+)|(?P<other>Controller))")
@@ -83,8 +86,14 @@ def good(rng: random.Random) -> bytes:
     return request("POST", prefix + path, json.dumps({key: value}).encode())
 
 
+def failure(why: str) -> str:
+    """What a request that failed counts as, said at once for whoever runs this with -s."""
+    print(f"failed: {why}", file=sys.stderr, flush=True)
+    return f"failed: {why}"
+
+
 async def load(port: int, count: int, seed: int) -> Counter[str]:
-    """Send so many requests. Returns: how many were good, odd, given up, and failed."""
+    """Send so many requests. Returns: how many were good, odd, given up, and failed, by why."""
     found: Counter[str] = Counter()
     odd = odd_requests.odd_requests(seed, count, big_every=2_000)
     numbers = iter(range(count))
@@ -96,20 +105,26 @@ async def load(port: int, count: int, seed: int) -> Counter[str]:
                 if kind < 0.88:
                     reply = await wire.ask(good(rng))
                     found["good"] += 1
-                    found["failed"] += reply.status != 200
+                    if reply.status != 200:
+                        found[failure(f"{reply.status} {reply.body[:300]!r}")] += 1
                 elif kind < 0.98:
                     sent = next(odd)
                     reply = await wire.ask(sent.bytes(), has_body=sent.method != "HEAD")
                     found["odd"] += 1
-                    found["failed"] += reply.status >= 500 and reply.status != 504
+                    if reply.status >= 500 and reply.status != 504:
+                        found[
+                            failure(
+                                f"{sent.kind} at {sent.path}: {reply.status} {reply.body[:300]!r}"
+                            )
+                        ] += 1
                 else:  # a client that goes away before it has sent all, or before it is answered
                     whole = good(rng)
                     await wire.send(whole[: rng.choice([50, len(whole) - 5, len(whole)])])
                     wire.close()
                     found["given up"] += 1
-            except (OSError, TimeoutError):
+            except (OSError, TimeoutError) as error:
                 wire.close()
-                found["failed"] += 1
+                found[failure(repr(error))] += 1
 
     async with wires(port, CONNECTIONS) as opened:
         each = (go_on(wire, random.Random(seed + at)) for at, wire in enumerate(opened))
@@ -129,7 +144,7 @@ def test_memory_descriptors_and_threads_stay_as_they_are(separate: Separate, who
         counts += asyncio.run(load(server.port, step, SEED + 100 * place))
         now = uses(server)
         report(first + step * place, before, now)
-    assert counts["failed"] == 0, counts
+    assert counts.keys() == {"good", "odd", "given up"}, counts
     assert now.keys() == before.keys()  # nothing was replaced
     with suppress(AssertionError):  # idle connections close after a while
         live.eventually(lambda: grown(before, uses(server)) == [], timeout_s=30)
@@ -143,7 +158,9 @@ def grown(
     return [
         (process, before[process], use)
         for process, use in now.items()
-        if use.bytes > (1 + MOST_GROWTH) * before[process].bytes
+        if use.bytes
+        > (1 + MOST_GROWTH) * before[process].bytes
+        + (HAPROXY_KEEPS * use.threads if process[0] == "haproxy" else 0)
         or use.descriptors > before[process].descriptors + SPARE
         or use.threads > before[process].threads + SPARE_THREADS
     ]
