@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bert_core.manifest import Manifest
 from bert_core.tasks.digests import NO_ROWS
 from pipelines.runtime.stage import Result, run_stage
-from pipelines.training.config import LabelledTrainingConfig
+from pipelines.training.config import Dropout, LabelledTrainingConfig
 from pipelines.training.labelled_sets import inputs_of, lineage_of, read_sets
 from pipelines.training.seeds import TrainableTask, learn
 from pipelines.training.selection import Measurement
@@ -63,7 +63,7 @@ def _finetune(
 
 
 def build_seed_model(
-    folder: Path, task: "Task", dropout: dict[str, float | None], from_scratch: bool, seed: int
+    folder: Path, task: "Task", dropout: Dropout, from_scratch: bool, seed: int
 ) -> "ObjectiveModel":
     """The encoder of the bundle in `folder`, with this dropout and a fresh head; fresh weights
     follow the seed."""

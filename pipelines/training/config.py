@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict
 
 from bert_core.checks import (
     NonNegativeFloat,
@@ -90,6 +90,13 @@ class TrainingConfig(StageConfig):
         return {CLUSTER: self.usd_per_hour}
 
 
+class Dropout(TypedDict):
+    """Dropout as `EncoderConfig.adapted` takes it; None keeps the encoder's."""
+
+    hidden_dropout_prob: float | None
+    attention_dropout: float | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelledTrainingConfig(TrainingConfig):
     """Fine-tuning: the model, the task, the rows to learn from, and the hyperparameters.
@@ -162,8 +169,8 @@ class LabelledTrainingConfig(TrainingConfig):
         )
 
     @property
-    def dropout(self) -> dict[str, float | None]:
-        """The dropout as `EncoderConfig.adapted` takes it; None keeps the bundle's."""
+    def dropout(self) -> Dropout:
+        """The dropout of the model that is trained."""
         return {
             "hidden_dropout_prob": self.hidden_dropout_prob,
             "attention_dropout": self.attention_probs_dropout_prob,

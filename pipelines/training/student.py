@@ -12,6 +12,7 @@ from bert_core.errors import ConfigError
 from bert_core.model.variants import VARIANTS
 from bert_core.tasks.digests import NO_ROWS, Digests
 from pipelines.runtime.stage import INPUT
+from pipelines.training.config import Dropout
 
 if TYPE_CHECKING:
     from bert_core.bundle.format import Bundle
@@ -113,8 +114,8 @@ class TeacherStudent:
     layer_map: tuple[int, ...]
     losses: LossesConfig
     from_scratch: bool
-    dropout: dict[str, float | None]
-    """The student's, as `EncoderConfig.adapted` takes it."""
+    dropout: Dropout
+    """The student's."""
 
     def build(self, seed: int) -> "ObjectiveModel":
         """The student, combined with its teacher if any loss needs one.
