@@ -1,7 +1,7 @@
 """What pretraining is worth, by the number of labelled rows.
 
     python -m benchmarks.learning_curve --output FOLDER --encoders NAME=BUNDLE … \
-        [--only SET …] [--rows N …] [--json FILE]
+        [--only SET …] [--rows N …] [--threads N] [--json FILE]
 
 Every encoder, and the first one's architecture with random weights, is fine-tuned on the first
 100, 1,000 and 10,000 rows of a set in a fixed random order, and on all of them, with three seeds.
@@ -32,6 +32,9 @@ ROWS = (100, 1_000, 10_000, ALL)
 RANDOM = "random weights"
 LR = 3e-4
 """Among those that Turc et al. 2019 (appendix) try on small models."""
+DROPOUT = 0.1
+"""In fine-tuning; the encoders are pretrained without, for a few passes over the text (Geiping and
+Goldstein 2022, section 4.3)."""
 
 
 def epochs(rows: int) -> int:
@@ -40,7 +43,11 @@ def epochs(rows: int) -> int:
 
 
 def benchmark(
-    folder: Path, encoders: Mapping[str, str], sets: Sequence[str], sizes: Sequence[int]
+    folder: Path,
+    encoders: Mapping[str, str],
+    sets: Sequence[str],
+    sizes: Sequence[int],
+    threads: int,
 ) -> Iterator[dict[str, Any]]:
     """A point of a curve for every set, number of rows and encoder."""
     data = Path(os.environ["RAYBERT_DATA"])
@@ -57,7 +64,14 @@ def benchmark(
             if rows == known:  # the set has no more
                 break
             known = rows
-            shared = replace(shared, lr=LR, epochs=epochs(rows))
+            shared = replace(
+                shared,
+                lr=LR,
+                epochs=epochs(rows),
+                hidden_dropout_prob=DROPOUT,
+                attention_probs_dropout_prob=DROPOUT,
+                threads_per_worker=threads,
+            )
             for name, bundle in encoders.items():
                 yield _point(line, rows, name, replace(shared, model=bundle), place)
             yield _point(line, rows, RANDOM, replace(shared, from_scratch=True), place)
@@ -115,11 +129,13 @@ def main() -> None:
     parser.add_argument("--encoders", nargs="+", required=True, metavar="NAME=BUNDLE")
     parser.add_argument("--only", nargs="*", choices=SETS, default=SETS, metavar="SET")
     parser.add_argument("--rows", nargs="*", type=int, default=ROWS, metavar="N")
+    parser.add_argument("--threads", type=int, default=2, help="one where others run beside it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of points there")
     chosen = parser.parse_args()
     encoders = dict(each.split("=", 1) for each in chosen.encoders)
     points = []
-    for point in benchmark(chosen.output.absolute(), encoders, chosen.only, chosen.rows):
+    folder = chosen.output.absolute()
+    for point in benchmark(folder, encoders, chosen.only, chosen.rows, chosen.threads):
         print(
             f"{point['set']:<12}{point['rows']:>8,} rows  {point['encoder']:<20}"
             f"{point['metric']} {point['mean']:.1%} ± {point['std']:.1%}, "

@@ -1,0 +1,142 @@
+"""What a general stage on unlabelled text is worth to a small student, by the labelled set.
+
+    python -m benchmarks.students --student BUNDLE --output FOLDER [--only SET …] [--json FILE]
+
+all-MiniLM-L6-v2 (`make checkpoints`) is fine-tuned on a set from the folder RAYBERT_DATA and
+teaches students with three layers, which differ in where they start and what they learn from:
+
+- `alone`: every other layer of MiniLM-L6 as published, labels only
+- `taught`: the same layers of the fine-tuned teacher, the teacher's scores and vectors
+- `general`: `--student`, the bundle of `python -m benchmarks.books distill`; the teacher's scores
+- `general_augmented`: and three more rows per row, with some words replaced (Jiao et al. 2019)
+
+Scores are means of three seeds. A killed run resumes in its folder.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.checkpoints import MINILM, required
+from benchmarks.harness import provenance
+from benchmarks.tasks import LINES, Line, stage_config
+from pipelines import distill, finetune
+from pipelines.distill import DistillConfig
+from pipelines.finetune import FinetuneConfig
+from pipelines.training.student import TEACHER, AugmentationConfig, LossesConfig
+
+LAYERS = (0, 2, 4)
+SEEDS = (0, 1, 2)
+LABELS = LossesConfig(soft=0.0, hard=1.0, cosine=0.0)
+SCORES = LossesConfig(soft=1.0, hard=0.0, cosine=1.0, temperature=2.0)
+SETS = {
+    "SST-2": (2_000, 3.0),
+    "STS-B": (1_500, 3.0),
+    "Banking77": (2_000, 5.0),
+    "CLINC150": (3_000, 4.0),
+}
+"""Set → training rows, epochs of the teacher."""
+EPOCHS = 2.0
+"""Of the students, as a multiple of the teacher's."""
+
+
+@dataclass(frozen=True)
+class Student:
+    """Where a student starts, and what it learns from."""
+
+    start: str
+    """`minilm`, `teacher` or `general`."""
+    losses: LossesConfig
+    copies: int = 0
+    """Augmented rows per row; the student then takes twice the steps."""
+
+
+STUDENTS = {
+    "alone": Student("minilm", LABELS),
+    "taught": Student("teacher", SCORES),
+    "general": Student("general", SCORES),
+    "general_augmented": Student("general", SCORES, copies=3),
+}
+
+
+def benchmark(
+    line: Line, student: str, folder: Path, chosen: list[str], threads: int
+) -> Iterator[dict[str, Any]]:
+    """A result for each student of a set."""
+    rows, epochs = SETS[line.name]
+    minilm = str(required(MINILM))
+    folder.mkdir(parents=True, exist_ok=True)
+    line = replace(line, rows=rows, epochs=epochs)
+    data = Path(os.environ["RAYBERT_DATA"])
+    base = stage_config(line, minilm, data, folder)
+    base = replace(base, seeds=(0,), threads_per_worker=threads)
+    teacher = finetune.run(base).counts
+    shared = {field.name: getattr(base, field.name) for field in fields(FinetuneConfig)}
+    starts = {"minilm": (minilm, LAYERS), "teacher": (TEACHER, LAYERS), "general": (student, ())}
+    for name in chosen:
+        kind = STUDENTS[name]
+        model, layers = starts[kind.start]
+        changes = {
+            "output": str(folder / name),
+            "seeds": SEEDS,
+            "epochs": EPOCHS * epochs * (2 / (1 + kind.copies) if kind.copies else 1),
+            "teacher": f"{base.output}/bundle",
+            "model": model,
+            "layers": layers,
+            "losses": kind.losses,
+            "augmentation": AugmentationConfig(copies=kind.copies),
+        }
+        counts = distill.run(DistillConfig(**shared | changes)).counts
+        metric = line.metric or counts["primary_metric"]
+        scores = [seed[metric] for seed in counts["seeds"]]
+        yield {
+            "set": line.name,
+            "student": name,
+            "metric": metric,
+            "mean": float(np.mean(scores)),
+            "standard_error": float(np.std(scores, ddof=1) / len(scores) ** 0.5),
+            "scores": scores,
+            "teacher": teacher["seeds"][0][metric],
+            "train_rows": counts["train_rows"],
+            "held_out_rows": counts["held_out_rows"],
+            "lr": line.lr,
+            "made": provenance(),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.students")
+    parser.add_argument("--student", required=True, help="bundle of the general stage")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the runs")
+    parser.add_argument("--only", nargs="*", choices=SETS, default=[*SETS], metavar="SET")
+    parser.add_argument(
+        "--students", nargs="*", choices=STUDENTS, default=[*STUDENTS], metavar="STUDENT"
+    )
+    parser.add_argument("--threads", type=int, default=2, help="one where others run beside it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of results there")
+    chosen = parser.parse_args()
+    results = []
+    for line in LINES:
+        if line.name not in chosen.only:
+            continue
+        folder = chosen.output.absolute() / line.name.lower()
+        for result in benchmark(line, chosen.student, folder, chosen.students, chosen.threads):
+            print(
+                f"{result['set']:<10}{result['student']:<20}{result['metric']} "
+                f"{result['mean']:.1%} ± {result['standard_error']:.1%}, "
+                f"teacher {result['teacher']:.1%}",
+                flush=True,
+            )
+            results.append(result)
+            if chosen.json:
+                chosen.json.write_text(json.dumps(results, indent=2, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main()
