@@ -18,6 +18,7 @@ from fastapi import Request, Response
 from bert_core.checks import Range, ranges_of
 from bert_core.errors import InputError
 from bert_core.tasks.base import Parameters
+from bert_core.tasks.shapes import check_unicode
 from bert_core.wording import as_json, nearest, one_of, shown
 from serve.accept import chosen
 from serve.answers import Answered
@@ -292,7 +293,8 @@ def parameters_of(kind: type[Parameters], values: Mapping[str, Any], where: str 
 
     Args:
         where: what comes before a parameter's name in a message.
-    Raises: RequestError for a value of another type; InputError for one out of range.
+    Raises: RequestError for a value of another type; InputError for one out of range, or a text
+        that no answer could repeat.
     """
     try:
         known = checked(kind).model_validate(values)
@@ -300,7 +302,10 @@ def parameters_of(kind: type[Parameters], values: Mapping[str, Any], where: str 
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         raise RequestError(f"{where}{name}: {first['msg']}, got {shown(first['input'])}") from error
-    return kind(**known.model_dump(exclude_unset=True))
+    given = known.model_dump(exclude_unset=True)
+    for name, value in given.items():
+        check_unicode(value, f"{where}{name}")
+    return kind(**given)
 
 
 def _default(field: "Field[Any]", allowed: Range | None) -> Any:

@@ -260,3 +260,15 @@ def test_who_sends_slowly_makes_room_for_others(bundle: Path) -> None:
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
         for connection in opened:
             connection.close()
+
+
+def test_a_label_that_no_answer_could_repeat_is_refused(bundles: dict[str, Path]) -> None:
+    """JSON can hold half a surrogate pair, UTF-8 cannot."""
+    with live.served(bundles["nli"]) as url:
+        body = b'{"inputs": "a", "parameters": {"candidate_labels": ["food", "\\ud800"]}}'
+        response = httpx.post(url, content=body, headers={"Content-Type": "application/json"})
+        assert response.status_code == 422
+        wanted = "parameters.candidate_labels[1]: wanted Unicode text, got half a surrogate pair"
+        assert wanted in response.json()["error"]
+        whole = {"inputs": "a", "parameters": {"candidate_labels": ["\U0001f600", "b"]}}
+        assert post(url, whole).status_code == 200
