@@ -1,11 +1,12 @@
 """The books' recipe, BERT's, and the general stage of distillation on one device, without Ray.
 
-    python -m benchmarks.books RECIPE --shards FOLDER --output FOLDER [--max_steps N] \
-        [--max_hours H] [--rows ROWS] [--lr RATE] [--teacher BUNDLE] [--compile]
+    python -m benchmarks.books books|bert --shards FOLDER --vocabulary FOLDER --output FOLDER
+    python -m benchmarks.books distill --shards FOLDER --teacher BUNDLE --output FOLDER
 
 A GPU trains in minutes what takes two CPU cores hours. `books` is `configs/pretrain/books.toml`;
-`bert` changes what Devlin et al. (2019) did otherwise, and wants shards with next-sentence labels;
-`distill` teaches three layers of `--teacher` on the shards (Jiao et al. 2019, general stage).
+`bert` is the same with AdamW and a longer warmup, on shards with next-sentence labels (Devlin et
+al. 2019); `distill` trains three layers of the teacher to imitate all six (the general stage of
+Jiao et al. 2019). More options, such as the number of steps, are in `--help`.
 The output is a bundle, and `run.json` with the curve.
 """
 
@@ -50,6 +51,7 @@ READERS = 4
 LAYERS = (0, 2, 4)
 """What a student has of its teacher's six layers."""
 MATCHED = {"cosine": 1.0, "hidden": 1.0, "attention": 0.02}
+"""Weights of what is compared; scores before the softmax start some 100 times as far apart."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def _pair(folder: str) -> tuple[ObjectiveModel, ObjectiveModel, Tokenizer]:
 
 @dataclass(frozen=True)
 class Reader:
-    """The batches of one split of shards, made by several processes."""
+    """The batches of one split of shards."""
 
     shards: ShardSet
     split: str
@@ -123,7 +125,7 @@ class Reader:
     device: torch.device
 
     def batches(self) -> RankBatches:
-        """The batches themselves."""
+        """The batches, made by the process that asks for them."""
         infos = self.shards.split(self.split)
         recipe, loop = self.recipe, self.recipe.loop
         unused = Cache(Path("unused"))  # shards are local
@@ -143,7 +145,7 @@ class Reader:
         return RankBatches(source, order, recipe.rows, tokens)
 
     def from_step(self, step: int) -> Iterator[list[Batch]]:
-        """The micro-batches of each step, in order."""
+        """The micro-batches of each step, in order, made by several processes."""
         context = multiprocessing.get_context("fork")
         queues = [context.Queue(maxsize=8) for _ in range(READERS)]
         batches = self.batches()
@@ -208,7 +210,7 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         trained.tokenizer,
         task=None,
         metrics=after,
-        lineage={"stage": chosen.recipe, "shards": shards.tokenizer_digest},
+        lineage={"stage": chosen.recipe, "vocabulary": trained.tokenizer.digest},
     )
     return {
         "recipe": chosen.recipe,
@@ -239,6 +241,9 @@ def main() -> None:
     parser.add_argument("--held_out_rows", type=int, default=2048, help="to measure it on")
     parser.add_argument("--log_every", type=int, default=200, help="steps between points")
     chosen = parser.parse_args()
+    needed = "teacher" if chosen.recipe == "distill" else "vocabulary"
+    if getattr(chosen, needed) is None:
+        parser.error(f"{chosen.recipe} needs --{needed}")
     chosen.output.mkdir(parents=True, exist_ok=True)
     result = run(chosen)
     (chosen.output / "run.json").write_text(json.dumps(result, indent=2) + "\n")

@@ -54,14 +54,16 @@ class Student:
     """`minilm`, `teacher` or `general`."""
     losses: LossesConfig
     copies: int = 0
-    """Augmented rows per row; the student then takes twice the steps."""
+    """Augmented rows per row."""
+    steps: float = 1.0
+    """Training steps, as a multiple of those of the other students."""
 
 
 STUDENTS = {
     "alone": Student("minilm", LABELS),
     "taught": Student("teacher", SCORES),
     "general": Student("general", SCORES),
-    "general_augmented": Student("general", SCORES, copies=3),
+    "general_augmented": Student("general", SCORES, copies=3, steps=2.0),
 }
 
 
@@ -85,7 +87,7 @@ def benchmark(
         changes = {
             "output": str(folder / name),
             "seeds": SEEDS,
-            "epochs": EPOCHS * epochs * (2 / (1 + kind.copies) if kind.copies else 1),
+            "epochs": EPOCHS * epochs * kind.steps / (1 + kind.copies),
             "teacher": f"{base.output}/bundle",
             "model": model,
             "layers": layers,

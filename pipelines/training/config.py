@@ -137,8 +137,8 @@ class LabelledTrainingConfig(TrainingConfig):
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay of weight matrices."""
     hidden_dropout_prob: ShareBelowOne | None = None
-    """Dropout on the embeddings and the output of each sub-layer; by default the bundle's. An
-    encoder that was pretrained without dropout is fine-tuned on few rows better with 0.1."""
+    """Dropout on the embeddings and the output of each sub-layer; by default the bundle's. Try 0.1
+    on few rows if the encoder was pretrained without dropout."""
     attention_probs_dropout_prob: ShareBelowOne | None = None
     """Dropout on attention probabilities; by default the bundle's. 0 enables fused attention."""
     layer_decay: PositiveShare = 1.0

@@ -186,7 +186,7 @@ class TeacherStudent:
         return replace(start, encoder_config=start.encoder_config.adapted(**self.dropout))
 
     def _start(self, teacher: "Bundle") -> "Bundle":
-        """The same, with the dropout that it has."""
+        """The bundle that the student starts from, with the dropout stored in it."""
         from bert_core.bundle.weights import require_weights
         from bert_core.objectives.distillation import with_layers
         from tracking.hub import load_bundle

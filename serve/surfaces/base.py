@@ -293,8 +293,8 @@ def parameters_of(kind: type[Parameters], values: Mapping[str, Any], where: str 
 
     Args:
         where: what comes before a parameter's name in a message.
-    Raises: RequestError for a value of another type; InputError for one out of range, or a text
-        that no answer could repeat.
+    Raises: RequestError for a value of another type; InputError for one out of range, or for
+        text with half a surrogate pair.
     """
     try:
         known = checked(kind).model_validate(values)

@@ -29,8 +29,8 @@ SPARE = 8
 """File descriptors that may be open at one moment and not at another, such as HAProxy's idle
 connections to replicas."""
 HAPROXY_KEEPS = 512 << 10
-"""Bytes that each of HAProxy's threads keeps of what it has freed, which fills slowly (its
-`tune.memory.hot-size`, by default)."""
+"""Bytes of freed memory that each of HAProxy's threads may keep, by default
+(`tune.memory.hot-size`); they accumulate slowly."""
 SPARE_THREADS = 4
 """Threads that a pool starts when it first needs them, which may be after the first look."""
 TITLE = re.compile(r"ray::Serve(Replica:(?P<app>[^:]+)|(?P<other>Controller))")
@@ -87,13 +87,13 @@ def good(rng: random.Random) -> bytes:
 
 
 def failure(why: str) -> str:
-    """What a request that failed counts as, said at once for whoever runs this with -s."""
+    """The key that a failed request is counted under, which is also printed."""
     print(f"failed: {why}", file=sys.stderr, flush=True)
     return f"failed: {why}"
 
 
 async def load(port: int, count: int, seed: int) -> Counter[str]:
-    """Send so many requests. Returns: how many were good, odd, given up, and failed, by why."""
+    """Send so many requests. Returns: how many were good, odd, given up, and failed, by reason."""
     found: Counter[str] = Counter()
     odd = odd_requests.odd_requests(seed, count, big_every=2_000)
     numbers = iter(range(count))
@@ -112,11 +112,8 @@ async def load(port: int, count: int, seed: int) -> Counter[str]:
                     reply = await wire.ask(sent.bytes(), has_body=sent.method != "HEAD")
                     found["odd"] += 1
                     if reply.status >= 500 and reply.status != 504:
-                        found[
-                            failure(
-                                f"{sent.kind} at {sent.path}: {reply.status} {reply.body[:300]!r}"
-                            )
-                        ] += 1
+                        what = f"{sent.kind} at {sent.path}"
+                        found[failure(f"{what}: {reply.status} {reply.body[:300]!r}")] += 1
                 else:  # a client that goes away before it has sent all, or before it is answered
                     whole = good(rng)
                     await wire.send(whole[: rng.choice([50, len(whole) - 5, len(whole)])])
@@ -158,12 +155,15 @@ def grown(
     return [
         (process, before[process], use)
         for process, use in now.items()
-        if use.bytes
-        > (1 + MOST_GROWTH) * before[process].bytes
-        + (HAPROXY_KEEPS * use.threads if process[0] == "haproxy" else 0)
+        if use.bytes > (1 + MOST_GROWTH) * before[process].bytes + kept_bytes(process[0], use)
         or use.descriptors > before[process].descriptors + SPARE
         or use.threads > before[process].threads + SPARE_THREADS
     ]
+
+
+def kept_bytes(name: str, use: Use) -> int:
+    """What a process may keep of the memory that it has freed."""
+    return HAPROXY_KEEPS * use.threads if name == "haproxy" else 0
 
 
 def report(count: int, before: dict[tuple[str, int], Use], now: dict[tuple[str, int], Use]) -> None:

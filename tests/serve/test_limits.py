@@ -262,8 +262,8 @@ def test_who_sends_slowly_makes_room_for_others(bundle: Path) -> None:
             connection.close()
 
 
-def test_a_label_that_no_answer_could_repeat_is_refused(bundles: dict[str, Path]) -> None:
-    """JSON can hold half a surrogate pair, UTF-8 cannot."""
+def test_half_a_surrogate_pair_in_a_label_is_refused(bundles: dict[str, Path]) -> None:
+    """JSON can hold it, but an answer in UTF-8 cannot repeat it."""
     with live.served(bundles["nli"]) as url:
         body = b'{"inputs": "a", "parameters": {"candidate_labels": ["food", "\\ud800"]}}'
         response = httpx.post(url, content=body, headers={"Content-Type": "application/json"})
