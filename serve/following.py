@@ -204,8 +204,8 @@ class Follower:
             logger.error("%s cannot be loaded again: %s", named, reason_of(error))
             return
         self._former = None
-        self._ban(held, f"{_failing(held)}; {named} answers again")
         self._hold(former.aim, model)
+        self._ban(held, f"{_failing(held)}; {named} answers again")  # said once it is true
         self._drop_former()
 
     def _ban(self, aim: Aim, problem: str) -> None:
