@@ -38,8 +38,8 @@ SCORES = LossesConfig(soft=1.0, hard=0.0, cosine=1.0, temperature=2.0)
 SETS = {
     "SST-2": (2_000, 3.0),
     "STS-B": (1_500, 3.0),
-    "Banking77": (2_000, 5.0),
-    "CLINC150": (3_000, 4.0),
+    "Banking77": (2_000, 10.0),
+    "CLINC150": (3_000, 10.0),
 }
 """Set → training rows, epochs of the teacher."""
 EPOCHS = 2.0

@@ -25,10 +25,8 @@ from transformers import Trainer
 
 from benchmarks.harness import provenance
 from benchmarks.peer import training_arguments
-from bert_core.batches import buckets, collate
-from bert_core.bundle.format import Bundle, load_bundle
-from bert_core.data.windows import Window
-from bert_core.tasks.base import Task
+from benchmarks.peer_tasks import Examples, Padded, model_of, scores_of
+from bert_core.bundle.format import load_bundle
 from bert_core.tasks.catalog import TASKS
 from pipelines import finetune
 from pipelines.corpus.labelled import LabelledConfig, read_labelled
@@ -37,8 +35,6 @@ from pipelines.finetune import FinetuneConfig
 SEEDS = (0, 1, 2)
 THREADS = 2
 SHARE_OF_WARM_UP = 0.1
-MOST_TOKENS = 8192
-"""Per forward pass when scoring."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +212,7 @@ def _trainer(line: Line, config: FinetuneConfig, seed: int, scratch: Path) -> di
     windows = task.encode(rows, bundle.tokenizer, line.max_length, labelled=True)
     steps = config.steps(len(windows))
     transformers.set_seed(seed)
-    model = _theirs(config.model, task)
+    model = model_of(config.model, task)
     trainer = Trainer(
         model=model,
         args=training_arguments(
@@ -231,100 +227,13 @@ def _trainer(line: Line, config: FinetuneConfig, seed: int, scratch: Path) -> di
             adam_epsilon=config.optimizer.eps,
             seed=seed,
         ),
-        train_dataset=_Examples(windows),
-        data_collator=_Padded(bundle.tokenizer.pad_id),
+        train_dataset=Examples(windows),
+        data_collator=Padded(bundle.tokenizer.pad_id),
     )
     trainer.train()
     windows_to_score = task.encode(scored, bundle.tokenizer, line.max_length, labelled=True)
-    scores = _scores(model.eval(), windows_to_score, bundle, config.precision)
+    scores = scores_of(model.eval(), windows_to_score, bundle.tokenizer.pad_id, config.precision)
     return task.metrics(task.compare(scored, task.decode(scored, windows_to_score, scores)))
-
-
-def _theirs(folder: str, task: Task) -> Any:
-    classes: dict[str, tuple[Any, dict[str, Any]]] = {
-        "text-classification": (
-            transformers.AutoModelForSequenceClassification,
-            {"num_labels": len(task.labels), "problem_type": "single_label_classification"},
-        ),
-        "text-regression": (
-            transformers.AutoModelForSequenceClassification,
-            {"num_labels": 1, "problem_type": "regression"},
-        ),
-        "token-classification": (
-            transformers.AutoModelForTokenClassification,
-            {"num_labels": len(task.labels)},
-        ),
-        "question-answering": (transformers.AutoModelForQuestionAnswering, {}),
-    }
-    kind, settings = classes[task.name]
-    return kind.from_pretrained(folder, **settings)
-
-
-class _Examples(torch.utils.data.Dataset):
-    """Windows in the Trainer's format; -100 where a token is not scored."""
-
-    def __init__(self, windows: list[Window]) -> None:
-        self._windows = windows
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        window = self._windows[index]
-        (ids,), (second,) = window.ids, window.segment_b_start
-        example: dict[str, Any] = {
-            "input_ids": torch.from_numpy(ids.astype(np.int64)),
-            "token_type_ids": (torch.arange(len(ids)) >= second).long(),
-            "length": len(ids),
-        }
-        labels = {name: torch.from_numpy(value) for name, value in window.labels.items()}
-        if "token_labels" in labels:
-            everywhere = torch.full((len(ids),), -100)
-            everywhere[window.positions["token_positions"]] = labels["token_labels"]
-            return example | {"labels": everywhere}
-        return example | {name: value[0] for name, value in labels.items()}
-
-
-class _Padded:
-    """Pads a batch to its longest example."""
-
-    def __init__(self, pad_id: int) -> None:
-        self._fills = {"input_ids": pad_id, "token_type_ids": 0, "labels": -100}
-
-    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        pad = torch.nn.utils.rnn.pad_sequence
-        batch = {}
-        for name in examples[0].keys() - {"length"}:
-            values = [example[name] for example in examples]
-            batch[name] = (
-                pad(values, batch_first=True, padding_value=self._fills[name])
-                if values[0].ndim
-                else torch.stack(values)
-            )
-        masks = [torch.ones(example["length"], dtype=torch.long) for example in examples]
-        return batch | {"attention_mask": pad(masks, batch_first=True)}
-
-
-def _scores(
-    model: Any, windows: Sequence[Window], bundle: Bundle, precision: str
-) -> list[np.ndarray]:
-    """The scores of each window, in the form that a task decodes."""
-    scores: list[np.ndarray] = [np.empty(0)] * len(windows)
-    lengths = np.array([window.tokens for window in windows])
-    with torch.inference_mode(), torch.autocast("cpu", enabled=precision == "bf16"):
-        for group in buckets(lengths, MOST_TOKENS):
-            chosen = [windows[place] for place in group]
-            batch = collate(chosen, bundle.tokenizer.pad_id)
-            names = ("input_ids", "token_type_ids", "attention_mask")
-            output = model(**{name: batch[name] for name in names if name in batch})
-            if "start_logits" in output:
-                logits = torch.stack([output.start_logits, output.end_logits], -1)
-            else:
-                logits = output.logits
-            for place, window, values in zip(group, chosen, logits.float().numpy(), strict=True):
-                places = window.positions.get("token_positions")
-                scores[place] = values if places is None else values[places]
-    return scores
 
 
 def main() -> None:

@@ -1,0 +1,225 @@
+"""SQuAD 1.1 by `configs/finetune/squad.toml`, by us and by transformers' Trainer, without Ray.
+
+    python -m benchmarks.squad --model FOLDER --data FILE --output FOLDER [--json FILE]
+
+Both fine-tune the same checkpoint on the same windows for the same number of steps, on a GPU if
+there is one; the same code decodes and scores the answers of both. `--data` is the training part:
+one article in ten, drawn by seed 0, is held out.
+"""
+
+import argparse
+import json
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import Trainer
+
+from benchmarks.harness import provenance
+from benchmarks.peer import training_arguments
+from benchmarks.peer_tasks import Examples, Padded, model_of, scores_of
+from bert_core.batches import RankBatches, WindowSource
+from bert_core.bundle.format import Bundle, load_bundle, save_bundle
+from bert_core.bundle.weights import build_model
+from bert_core.data.labelled_formats import labelled_records
+from bert_core.data.order import GlobalOrder
+from bert_core.data.windows import Window
+from bert_core.model.attention import packing
+from bert_core.tasks.base import Task
+from bert_core.tasks.catalog import TASKS
+from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
+from bert_core.train.loop import evaluation_scores, training_steps
+from bert_core.train.optim import build_optimizer
+
+CONFIG = Path(__file__).parent.parent / "configs" / "finetune" / "squad.toml"
+HELD_OUT_SHARE = 0.1
+"""Of the articles."""
+WARMUP_SHARE = 0.1
+"""As `raybert finetune` has it."""
+TOKENS = {"cuda": 65_536, "cpu": 4096}
+"""Of a micro-batch, by the device."""
+
+Rows = list[dict[str, Any]]
+Scores = list[np.ndarray]
+
+
+def split_articles(whole: dict[str, Any], questions: int | None) -> tuple[Rows, Rows]:
+    """Questions to train on, `questions` of them at most, and those of articles held out."""
+    articles = whole["data"]
+    order = np.random.default_rng(0).permutation(len(articles))
+    held_out = set(order[: round(HELD_OUT_SHARE * len(articles))].tolist())
+    parts: list[Rows] = []
+    for wanted in (False, True):
+        data = [article for n, article in enumerate(articles) if (n in held_out) is wanted]
+        records, _ = labelled_records(json.dumps({"data": data}).encode(), "articles", "squad")
+        parts.append([record for record in records if record is not None])
+    train, scored = parts
+    chosen = np.random.default_rng(0).permutation(len(train))[:questions]
+    return [train[row] for row in np.sort(chosen)], scored
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What both train with."""
+
+    model: str
+    """Folder of the checkpoint."""
+    bundle: Bundle
+    """The same, loaded."""
+    task: Task
+    windows: list[Window]
+    batch_size: int
+    lr: float
+    steps: int
+    precision: Precision
+    device: torch.device
+    scratch: Path
+
+    def ours(self, seed: int, scored: Sequence[Window]) -> tuple[Scores, float]:
+        """Scores of windows after training, and the seconds that training took."""
+        torch.manual_seed(seed)
+        pad_id, tokens = self.bundle.tokenizer.pad_id, TOKENS[self.device.type]
+        model = build_model(self.bundle, [self.task.build_objective(self.bundle.encoder_config)])
+        model.to(self.device)
+        packed_from = packing(self.bundle.encoder_config, self.device, self.precision)
+        batches = RankBatches(
+            WindowSource(self.windows, pad_id, packed_from),
+            GlobalOrder([len(self.windows)], seed=seed),
+            self.batch_size,
+            tokens,
+        )
+        loop = LoopConfig(max_steps=self.steps, precision=self.precision, seed=seed)
+        optimizer, schedule = OptimizerConfig(lr=self.lr), ScheduleConfig(warmup_steps=self.warmup)
+        began = time.monotonic()
+        for step in training_steps(
+            model,
+            batches.from_step(0),
+            build_optimizer(model, optimizer),
+            schedule.learning_rate(self.lr, self.steps),
+            loop,
+            max_grad_norm=optimizer.max_grad_norm,
+        ):
+            if step.index % 500 == 0:
+                print(f"ours: {step.index:,} of {self.steps:,} steps", flush=True)
+        took_s = time.monotonic() - began
+        settings = {"most_tokens": tokens, "packed_from": packed_from}
+        scores = evaluation_scores(model, scored, pad_id, loop, **settings)
+        lineage = {"stage": "squad", "parent": self.bundle.digest}
+        folder = self.scratch / f"ours-{seed}" / "bundle"
+        model.cpu()
+        save_bundle(
+            folder, model, self.bundle.tokenizer, task=self.task, metrics={}, lineage=lineage
+        )
+        return scores, took_s
+
+    def trainer(self, seed: int, scored: Sequence[Window]) -> tuple[Scores, float]:
+        """The same of the Trainer."""
+        transformers.set_seed(seed)
+        model = model_of(self.model, self.task)
+        arguments = training_arguments(
+            str(self.scratch / f"trainer-{seed}"),
+            rows=self.batch_size,
+            steps=self.steps,
+            precision=self.precision,
+            grouped=False,
+            learning_rate=self.lr,
+            warmup_steps=self.warmup,
+            weight_decay=OptimizerConfig().weight_decay,
+            adam_epsilon=OptimizerConfig().eps,
+            seed=seed,
+        )
+        pad_id = self.bundle.tokenizer.pad_id
+        trainer = Trainer(
+            model=model,
+            args=arguments,
+            train_dataset=Examples(self.windows),
+            data_collator=Padded(pad_id),
+        )
+        began = time.monotonic()
+        trainer.train()
+        took_s = time.monotonic() - began
+        return scores_of(model.eval(), scored, pad_id, self.precision), took_s
+
+    @property
+    def warmup(self) -> int:
+        """Steps."""
+        return round(WARMUP_SHARE * self.steps)
+
+
+def run(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Train and score. Returns: the settings, and exact match and F1 of each seed of both."""
+    config = tomllib.loads(CONFIG.read_text())
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    rows, scored = split_articles(json.loads(chosen.data.read_text()), chosen.questions)
+    scored = scored[: chosen.held_out_questions]
+    bundle, kind = load_bundle(chosen.model), TASKS[config["task"]]
+    task = kind.from_rows(rows, kind.options_of({}))
+    windows, to_score = (
+        task.encode(each, bundle.tokenizer, config["max_length"], labelled=True)
+        for each in (rows, scored)
+    )
+    recipe = Recipe(
+        model=chosen.model,
+        bundle=bundle,
+        task=task,
+        windows=windows,
+        batch_size=config["batch_size"],
+        lr=config["lr"],
+        steps=round(config["epochs"] * len(windows) / config["batch_size"]),
+        precision="bf16",
+        device=device,
+        scratch=chosen.output,
+    )
+    sides: dict[str, Callable[[int, Sequence[Window]], tuple[Scores, float]]] = {
+        "ours": recipe.ours,
+        "trainer": recipe.trainer,
+    }
+    results: list[dict[str, Any]] = []
+    for seed in chosen.seeds:
+        for side in chosen.sides:
+            scores, took_s = sides[side](seed, to_score)
+            metrics = task.metrics(task.compare(scored, task.decode(scored, to_score, scores)))
+            results.append({"side": side, "seed": seed, "seconds": took_s, **metrics})
+            print(json.dumps(results[-1]), flush=True)
+    return {
+        "questions": len(rows),
+        "held_out_questions": len(scored),
+        "windows": len(windows),
+        "tokens": sum(window.tokens for window in windows),
+        "steps": recipe.steps,
+        "settings": config,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        "results": results,
+        "made": provenance(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.squad")
+    parser.add_argument("--model", required=True, help="folder of the checkpoint to start from")
+    parser.add_argument("--data", type=Path, required=True, help="train-v1.1.json of SQuAD")
+    parser.add_argument("--output", type=Path, required=True, help="folder for bundles")
+    parser.add_argument("--questions", type=int, help="to train on, drawn by seed 0; default: all")
+    parser.add_argument("--held_out_questions", type=int, help="to score; default: all held out")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2], metavar="N")
+    parser.add_argument(
+        "--sides", nargs="*", choices=("ours", "trainer"), default=["ours", "trainer"]
+    )
+    parser.add_argument("--threads", type=int, help="that compute, without a GPU")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+    chosen = parser.parse_args()
+    result = run(chosen)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

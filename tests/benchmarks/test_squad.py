@@ -1,0 +1,52 @@
+"""`benchmarks.squad` trains and scores both sides, on a machine without Ray and MLflow."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from bert_core.bundle.format import load_bundle
+from tests import tiny
+
+BARE = (
+    "import sys; sys.modules['ray'] = sys.modules['mlflow'] = sys.modules['jsonargparse'] = None; "
+    "from benchmarks.squad import main; main()"
+)
+
+
+def article(number: int) -> dict[str, object]:
+    """Two questions about one passage."""
+    context = "the sea is blue a tree is blue"
+    questions = {"is the sea blue": "blue", "is blue": "a tree"}
+    return {
+        "title": str(number),
+        "paragraphs": [
+            {
+                "context": context,
+                "qas": [
+                    {
+                        "id": f"{number} {question}",
+                        "question": question,
+                        "answers": [{"text": answer, "answer_start": context.index(answer)}],
+                    }
+                    for question, answer in questions.items()
+                ],
+            }
+        ],
+    }
+
+
+def test_both_sides_are_scored_on_articles_that_neither_has_seen(tmp_path: Path) -> None:
+    model, data = tmp_path / "model", tmp_path / "train.json"
+    tokenizer = tiny.tokenizer()
+    tiny.bundle(model, tokenizer, tiny.encoder_config(tokenizer.vocab_size))
+    data.write_text(json.dumps({"data": [article(number) for number in range(20)]}))
+    command = [sys.executable, "-c", BARE, "--model", str(model), "--data", str(data)]
+    command += ["--output", str(tmp_path), "--json", str(tmp_path / "result.json")]
+    subprocess.run([*command, "--seeds", "0", "1"], check=True, timeout=240)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["questions"], result["held_out_questions"]) == (36, 4)
+    sides = [(each["side"], each["seed"]) for each in result["results"]]
+    assert sides == [("ours", 0), ("trainer", 0), ("ours", 1), ("trainer", 1)]
+    assert all(0 <= each["exact_match"] <= each["f1"] <= 1 for each in result["results"])
+    assert load_bundle(tmp_path / "ours-1" / "bundle").task is not None
