@@ -108,8 +108,9 @@ class Recipe:
             if step.index % 500 == 0:
                 print(f"ours: {step.index:,} of {self.steps:,} steps", flush=True)
         took_s = time.monotonic() - began
-        settings = {"most_tokens": tokens, "packed_from": packed_from}
-        scores = evaluation_scores(model, scored, pad_id, loop, **settings)
+        scores = evaluation_scores(
+            model, scored, pad_id, loop, most_tokens=tokens, packed_from=packed_from
+        )
         lineage = {"stage": "squad", "parent": self.bundle.digest}
         folder = self.scratch / f"ours-{seed}" / "bundle"
         model.cpu()
