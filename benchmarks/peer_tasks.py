@@ -1,19 +1,71 @@
 """transformers' Trainer on a task's windows: its model, its batches and its scores."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from transformers import Trainer
 
+from benchmarks.peer import training_arguments
 from bert_core.batches import buckets, collate
 from bert_core.data.windows import Window
 from bert_core.tasks.base import Task
-from bert_core.train.config import Precision
+from bert_core.train.config import OptimizerConfig, Precision
 
+SHARE_OF_WARM_UP = 0.1
 MOST_TOKENS = 8192
 """Per forward pass when scoring."""
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """What both sides train with."""
+
+    steps: int
+    batch_size: int
+    optimizer: OptimizerConfig
+    precision: Precision
+
+    @property
+    def warmup_steps(self) -> int:
+        """A tenth of all."""
+        return round(SHARE_OF_WARM_UP * self.steps)
+
+
+def trained(
+    checkpoint: str,
+    task: Task,
+    windows: list[Window],
+    pad_id: int,
+    chosen: Hyperparameters,
+    seed: int,
+    scratch: Path,
+) -> Any:
+    """The Trainer's model, ready to answer."""
+    transformers.set_seed(seed)
+    model = model_of(checkpoint, task)
+    Trainer(
+        model=model,
+        args=training_arguments(
+            str(scratch / f"trainer-{seed}"),
+            rows=chosen.batch_size,
+            steps=chosen.steps,
+            precision=chosen.precision,
+            grouped=False,  # which rows share a step affects what a model learns
+            learning_rate=chosen.optimizer.lr,
+            warmup_steps=chosen.warmup_steps,
+            weight_decay=chosen.optimizer.weight_decay,
+            adam_epsilon=chosen.optimizer.eps,
+            seed=seed,
+        ),
+        train_dataset=Examples(windows),
+        data_collator=Padded(pad_id),
+    ).train()
+    return model.eval()
 
 
 def model_of(folder: str, task: Task) -> Any:

@@ -18,12 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from transformers import Trainer
 
 from benchmarks.harness import provenance
-from benchmarks.peer import training_arguments
-from benchmarks.peer_tasks import Examples, Padded, model_of, scores_of
+from benchmarks.peer_tasks import Hyperparameters, scores_of, trained
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.bundle.format import Bundle, load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
@@ -33,15 +30,13 @@ from bert_core.data.windows import Window
 from bert_core.model.attention import packing
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
-from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
+from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from bert_core.train.loop import evaluation_scores, training_steps
 from bert_core.train.optim import build_optimizer
 
 CONFIG = Path(__file__).parent.parent / "configs" / "finetune" / "squad.toml"
 HELD_OUT_SHARE = 0.1
 """Of the articles."""
-WARMUP_SHARE = 0.1
-"""As `raybert finetune` has it."""
 TOKENS = {"cuda": 65_536, "cpu": 4096}
 """Of a micro-batch, by the device."""
 
@@ -74,10 +69,7 @@ class Recipe:
     """The same, loaded."""
     task: Task
     windows: list[Window]
-    batch_size: int
-    lr: float
-    steps: int
-    precision: Precision
+    chosen: Hyperparameters
     device: torch.device
     scratch: Path
 
@@ -87,26 +79,27 @@ class Recipe:
         pad_id, tokens = self.bundle.tokenizer.pad_id, TOKENS[self.device.type]
         model = build_model(self.bundle, [self.task.build_objective(self.bundle.encoder_config)])
         model.to(self.device)
-        packed_from = packing(self.bundle.encoder_config, self.device, self.precision)
+        chosen, optimizer = self.chosen, self.chosen.optimizer
+        packed_from = packing(self.bundle.encoder_config, self.device, chosen.precision)
         batches = RankBatches(
             WindowSource(self.windows, pad_id, packed_from),
             GlobalOrder([len(self.windows)], seed=seed),
-            self.batch_size,
+            chosen.batch_size,
             tokens,
         )
-        loop = LoopConfig(max_steps=self.steps, precision=self.precision, seed=seed)
-        optimizer, schedule = OptimizerConfig(lr=self.lr), ScheduleConfig(warmup_steps=self.warmup)
+        loop = LoopConfig(max_steps=chosen.steps, precision=chosen.precision, seed=seed)
+        schedule = ScheduleConfig(warmup_steps=chosen.warmup_steps)
         began = time.monotonic()
         for step in training_steps(
             model,
             batches.from_step(0),
             build_optimizer(model, optimizer),
-            schedule.learning_rate(self.lr, self.steps),
+            schedule.learning_rate(optimizer.lr, chosen.steps),
             loop,
             max_grad_norm=optimizer.max_grad_norm,
         ):
             if step.index % 500 == 0:
-                print(f"ours: {step.index:,} of {self.steps:,} steps", flush=True)
+                print(f"ours: {step.index:,} of {chosen.steps:,} steps", flush=True)
         took_s = time.monotonic() - began
         scores = evaluation_scores(
             model, scored, pad_id, loop, most_tokens=tokens, packed_from=packed_from
@@ -121,36 +114,12 @@ class Recipe:
 
     def trainer(self, seed: int, scored: Sequence[Window]) -> tuple[Scores, float]:
         """The same of the Trainer."""
-        transformers.set_seed(seed)
-        model = model_of(self.model, self.task)
-        arguments = training_arguments(
-            str(self.scratch / f"trainer-{seed}"),
-            rows=self.batch_size,
-            steps=self.steps,
-            precision=self.precision,
-            grouped=False,
-            learning_rate=self.lr,
-            warmup_steps=self.warmup,
-            weight_decay=OptimizerConfig().weight_decay,
-            adam_epsilon=OptimizerConfig().eps,
-            seed=seed,
+        pad_id, began = self.bundle.tokenizer.pad_id, time.monotonic()
+        model = trained(
+            self.model, self.task, self.windows, pad_id, self.chosen, seed, self.scratch
         )
-        pad_id = self.bundle.tokenizer.pad_id
-        trainer = Trainer(
-            model=model,
-            args=arguments,
-            train_dataset=Examples(self.windows),
-            data_collator=Padded(pad_id),
-        )
-        began = time.monotonic()
-        trainer.train()
         took_s = time.monotonic() - began
-        return scores_of(model.eval(), scored, pad_id, self.precision), took_s
-
-    @property
-    def warmup(self) -> int:
-        """Steps."""
-        return round(WARMUP_SHARE * self.steps)
+        return scores_of(model, scored, pad_id, self.chosen.precision), took_s
 
 
 def run(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -172,10 +141,12 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         bundle=bundle,
         task=task,
         windows=windows,
-        batch_size=config["batch_size"],
-        lr=config["lr"],
-        steps=round(config["epochs"] * len(windows) / config["batch_size"]),
-        precision="bf16",
+        chosen=Hyperparameters(
+            steps=round(config["epochs"] * len(windows) / config["batch_size"]),
+            batch_size=config["batch_size"],
+            optimizer=OptimizerConfig(lr=config["lr"]),
+            precision="bf16",
+        ),
         device=device,
         scratch=chosen.output,
     )
@@ -195,7 +166,7 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         "held_out_questions": len(scored),
         "windows": len(windows),
         "tokens": sum(window.tokens for window in windows),
-        "steps": recipe.steps,
+        "steps": recipe.chosen.steps,
         "settings": config,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         "results": results,

@@ -1,6 +1,6 @@
 """What models learn: every task fine-tuned by `raybert finetune` and by transformers' Trainer.
 
-    python -m benchmarks.tasks --model FOLDER [--only NAME …] [--threads N] [--json FILE]
+    python -m benchmarks.tasks --model FOLDER [--only NAME …] [--seeds N] [--json FILE]
 
 Both start from the same checkpoint and see the same rows, cut into the same windows, with the same
 hyperparameters, epochs and seeds, in steps of rows of any length; the same code decodes and scores
@@ -20,12 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from transformers import Trainer
 
 from benchmarks.harness import provenance
-from benchmarks.peer import training_arguments
-from benchmarks.peer_tasks import Examples, Padded, model_of, scores_of
+from benchmarks.peer_tasks import SHARE_OF_WARM_UP, Hyperparameters, scores_of, trained
 from bert_core.bundle.format import load_bundle
 from bert_core.tasks.catalog import TASKS
 from pipelines import finetune
@@ -34,7 +31,6 @@ from pipelines.finetune import FinetuneConfig
 
 SEEDS = (0, 1, 2)
 THREADS = 2
-SHARE_OF_WARM_UP = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,21 +108,24 @@ LINES = (
 )  # fmt: skip
 
 
-def benchmark(model: str, lines: Sequence[Line], threads: int) -> Iterator[dict[str, Any]]:
+def benchmark(
+    model: str, lines: Sequence[Line], threads: int, seeds: Sequence[int] = SEEDS
+) -> Iterator[dict[str, Any]]:
     """A line of the table for each set."""
     data = Path(os.environ["RAYBERT_DATA"])
     torch.set_num_threads(threads)
     for line in lines:
         with tempfile.TemporaryDirectory() as scratch:
             ours = stage_config(line, model, data, Path(scratch))
-            yield _compared(line, replace(ours, threads_per_worker=threads), Path(scratch))
+            ours = replace(ours, threads_per_worker=threads, seeds=tuple(seeds))
+            yield _compared(line, ours, Path(scratch))
 
 
 def _compared(line: Line, ours: FinetuneConfig, scratch: Path) -> dict[str, Any]:
     began = time.monotonic()
     counts = finetune.run(ours).counts
     middle = time.monotonic()
-    theirs = [_trainer(line, ours, seed, scratch) for seed in SEEDS]
+    theirs = [_trainer(line, ours, seed, scratch) for seed in ours.seeds]
     main = line.metric or counts["primary_metric"]
     scores = {
         "ours": [metrics[main] for metrics in counts["seeds"]],
@@ -134,7 +133,7 @@ def _compared(line: Line, ours: FinetuneConfig, scratch: Path) -> dict[str, Any]
     }
     means = {name: float(np.mean(values)) for name, values in scores.items()}
     variances = [np.var(values, ddof=1) for values in scores.values()]
-    spread = float(np.sqrt(sum(variances) / len(SEEDS)))
+    spread = float(np.sqrt(sum(variances) / len(ours.seeds)))
     difference = means["ours"] - means["trainer"]
     return {
         "name": line.name,
@@ -158,7 +157,7 @@ def _compared(line: Line, ours: FinetuneConfig, scratch: Path) -> dict[str, Any]
             "max_length": line.max_length,
             "precision": ours.precision,
             "threads": ours.threads_per_worker,
-            "seeds": list(SEEDS),
+            "seeds": list(ours.seeds),
         },
         "made": provenance(),
     }
@@ -210,27 +209,11 @@ def _trainer(line: Line, config: FinetuneConfig, seed: int, scratch: Path) -> di
     )
     task = kind.from_rows(rows, options)
     windows = task.encode(rows, bundle.tokenizer, line.max_length, labelled=True)
-    steps = config.steps(len(windows))
-    transformers.set_seed(seed)
-    model = model_of(config.model, task)
-    trainer = Trainer(
-        model=model,
-        args=training_arguments(
-            str(scratch / f"trainer-{seed}"),
-            rows=line.batch_size,
-            steps=steps,
-            precision=config.precision,
-            grouped=False,  # which rows share a step affects what a model learns
-            learning_rate=line.lr,
-            warmup_steps=round(SHARE_OF_WARM_UP * steps),
-            weight_decay=config.weight_decay,
-            adam_epsilon=config.optimizer.eps,
-            seed=seed,
-        ),
-        train_dataset=Examples(windows),
-        data_collator=Padded(bundle.tokenizer.pad_id),
+    chosen = Hyperparameters(
+        config.steps(len(windows)), line.batch_size, config.optimizer, config.precision
     )
-    trainer.train()
+    pad_id = bundle.tokenizer.pad_id
+    model = trained(config.model, task, windows, pad_id, chosen, seed, scratch)
     windows_to_score = task.encode(scored, bundle.tokenizer, line.max_length, labelled=True)
     scores = scores_of(model.eval(), windows_to_score, bundle.tokenizer.pad_id, config.precision)
     return task.metrics(task.compare(scored, task.decode(scored, windows_to_score, scores)))
@@ -241,11 +224,12 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder of the checkpoint to start from")
     parser.add_argument("--only", nargs="*", default=[], help="names of the sets; all by default")
     parser.add_argument("--threads", type=int, default=THREADS, help="threads that compute")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), metavar="N", help="0 to N - 1")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of results there")
     chosen = parser.parse_args()
     lines = [line for line in LINES if not chosen.only or line.name in chosen.only]
     results = []
-    for result in benchmark(chosen.model, lines, chosen.threads):
+    for result in benchmark(chosen.model, lines, chosen.threads, range(chosen.seeds)):
         print(
             f"{result['name']:<14}{result['metric']:<12}"
             f"{result['ours_mean']:>8.3f}{result['trainer_mean']:>8.3f}"
