@@ -38,6 +38,7 @@ from transformers import (
 
 from benchmarks.harness import Planned, compare, main
 from benchmarks.peer import SETTINGS, WARM_UP, TimedTrainer, training_arguments
+from benchmarks.peer_tasks import Examples, Padded
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.bundle.format import save_bundle
 from bert_core.data.labelled_formats import labelled_records
@@ -192,35 +193,11 @@ class _Training:
                     learning_rate=5e-5,
                     warmup_steps=10,
                 ),
-                train_dataset=_Examples(self._windows),
-                data_collator=self._padded,
+                train_dataset=Examples(self._windows),
+                data_collator=Padded(self._tokenizer.pad_id),
             )
             trainer.train()
         return int(trainer.timed_lengths.sum()) / trainer.seconds
-
-    def _padded(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        ids = [torch.from_numpy(example["input_ids"].astype(np.int64)) for example in examples]
-        pad = torch.nn.utils.rnn.pad_sequence
-        return {
-            "input_ids": pad(ids, batch_first=True, padding_value=self._tokenizer.pad_id),
-            "attention_mask": pad([torch.ones_like(row) for row in ids], batch_first=True),
-            "labels": torch.tensor([example["label"] for example in examples]),
-        }
-
-
-class _Examples(torch.utils.data.Dataset):
-    """Windows in the Trainer's format."""
-
-    def __init__(self, windows: list[Window]) -> None:
-        self._windows = windows
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        window = self._windows[index]
-        label = window.labels["labels"].item()
-        return {"input_ids": window.ids[0], "label": label, "length": window.tokens}
 
 
 def _predicting(
