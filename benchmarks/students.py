@@ -7,6 +7,7 @@ teaches students with three layers, which differ in where they start and what th
 
 - `alone`: every other layer of MiniLM-L6 as published, labels only
 - `taught`: the same layers of the fine-tuned teacher, the teacher's scores and vectors
+- `unlabelled`: the same, on up to 10,000 texts of the set without their labels
 - `general`: `--student`, the bundle of `python -m benchmarks.books distill`; the teacher's scores
 - `general_augmented`: and three more rows per row, with some words replaced (Jiao et al. 2019)
 
@@ -26,9 +27,13 @@ import numpy as np
 from benchmarks.checkpoints import MINILM, required
 from benchmarks.harness import provenance
 from benchmarks.tasks import LINES, Line, stage_config
-from pipelines import distill, finetune
+from bert_core.tasks.catalog import TASKS
+from pipelines import distill, finetune, predict
+from pipelines.answering.parts import ROWS
+from pipelines.corpus.labelled import LabelledConfig
 from pipelines.distill import DistillConfig
 from pipelines.finetune import FinetuneConfig
+from pipelines.predict import PredictConfig
 from pipelines.training.student import TEACHER, AugmentationConfig, LossesConfig
 
 LAYERS = (0, 2, 4)
@@ -44,6 +49,8 @@ SETS = {
 """Set → training rows, epochs of the teacher."""
 EPOCHS = 2.0
 """Of the students, as a multiple of the teacher's."""
+TEXTS = 10_000
+"""Without labels, at most; the labelled rows are among them."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class Student:
     losses: LossesConfig
     copies: int = 0
     """Augmented rows per row."""
+    unlabelled: bool = False
+    """Whether it learns from texts without labels, in as many steps."""
     steps: float = 1.0
     """Training steps, as a multiple of those of the other students."""
 
@@ -62,6 +71,7 @@ class Student:
 STUDENTS = {
     "alone": Student("minilm", LABELS),
     "taught": Student("teacher", SCORES),
+    "unlabelled": Student("teacher", SCORES, unlabelled=True),
     "general": Student("general", SCORES),
     "general_augmented": Student("general", SCORES, copies=3, steps=2.0),
 }
@@ -84,7 +94,7 @@ def benchmark(
     for name in chosen:
         kind = STUDENTS[name]
         model, layers = starts[kind.start]
-        changes = {
+        changes: dict[str, Any] = {
             "output": str(folder / name),
             "seeds": SEEDS,
             "epochs": EPOCHS * epochs * kind.steps / (1 + kind.copies),
@@ -94,6 +104,10 @@ def benchmark(
             "losses": kind.losses,
             "augmentation": AugmentationConfig(copies=kind.copies),
         }
+        if kind.unlabelled:
+            train = _answered(replace(line, rows=TEXTS), base, folder / "texts")
+            known, all_ = (_rows(source) for source in (base.train.source, train.source))
+            changes |= {"train": train, "epochs": changes["epochs"] * known / all_}
         counts = distill.run(DistillConfig(**shared | changes)).counts
         metric = line.metric or counts["primary_metric"]
         scores = [seed[metric] for seed in counts["seeds"]]
@@ -110,6 +124,31 @@ def benchmark(
             "lr": line.lr,
             "made": provenance(),
         }
+
+
+def _answered(line: Line, base: FinetuneConfig, folder: Path) -> LabelledConfig:
+    """The texts of a set, labelled by the teacher that `base` trains."""
+    folder.mkdir(exist_ok=True)
+    texts = stage_config(line, base.model, Path(os.environ["RAYBERT_DATA"]), folder).train.source
+    answers = PredictConfig(
+        model=f"{base.output}/bundle",
+        source=texts,
+        output=str(folder / "answers"),
+        answer_column="",
+        num_workers=0,
+        threads_per_worker=base.threads_per_worker,
+        tracking_uri=base.tracking_uri,
+    )
+    predict.run(answers)
+    kind = TASKS[line.task]
+    _, labels = kind.shapes(kind.options_of(line.options))
+    columns = {field.name: f"{answers.prefix}{field.name}" for field in fields(labels)}
+    [part] = Path(answers.output, ROWS).iterdir()
+    return LabelledConfig(source=str(part), columns=columns)
+
+
+def _rows(source: str) -> int:
+    return len(Path(source).read_bytes().splitlines())
 
 
 def main() -> None:
