@@ -101,7 +101,8 @@ def _point(
 
 
 def draw(points: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A panel per set: the score by the number of rows, a line per encoder, a dot per seed."""
+    """A panel per set: the score by the number of rows, a line per encoder, a dot per seed, and a
+    dashed line for the best answer that ignores the input, if the scores come near it."""
     from matplotlib.figure import Figure
 
     sets = list(dict.fromkeys(point["set"] for point in points))
@@ -112,12 +113,17 @@ def draw(points: Sequence[Mapping[str, Any]], path: Path) -> None:
         for number, encoder in enumerate(dict.fromkeys(point["encoder"] for point in points)):
             mine = [point for point in of_set if point["encoder"] == encoder]
             rows = [point["rows"] for point in mine]
-            color = f"C{number}"
-            panel.plot(rows, [100 * point["mean"] for point in mine], color=color, label=encoder)
+            color, named = f"C{number}", encoder.replace("_", " ")
+            panel.plot(rows, [100 * point["mean"] for point in mine], color=color, label=named)
             for point in mine:
                 seeds = [100 * score for score in point["scores"]]
                 panel.plot([point["rows"]] * len(seeds), seeds, "o", color=color, markersize=3)
-        panel.set(title=name, xscale="log", xlabel="labelled rows", ylabel=of_set[0]["metric"])
+        metric, baseline = of_set[0]["metric"], of_set[0]["baseline"]
+        lowest = min(score for point in of_set for score in point["scores"])
+        if baseline and baseline > lowest - 0.1:
+            panel.axhline(100 * baseline, color="gray", linestyle="--", linewidth=1)
+        panel.set(title=name, xscale="log", xlabel="labelled rows", ylabel=f"{metric} in %")
+        panel.xaxis.set_major_formatter("{x:,.0f}")
         panel.grid(alpha=0.3)
     panels[0].legend(frameon=False)
     figure.savefig(path, dpi=120)
