@@ -125,7 +125,8 @@ def draw(points: Sequence[Mapping[str, Any]], path: Path) -> None:
         panel.set(title=name, xscale="log", xlabel="labelled rows", ylabel=f"{metric} in %")
         panel.xaxis.set_major_formatter("{x:,.0f}")
         panel.grid(alpha=0.3)
-    panels[0].legend(frameon=False)
+    lines, names = panels[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside upper center", ncols=len(names), frameon=False)
     figure.savefig(path, dpi=120)
 
 
