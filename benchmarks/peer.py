@@ -80,13 +80,14 @@ class _Clock(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == WARM_UP:
-            self.began = _now()
+            self.began = now()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.ended = _now()
+        self.ended = now()
 
 
-def _now() -> float:
+def now() -> float:
+    """Seconds, once a GPU has done what it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import Trainer
 
-from benchmarks.peer import training_arguments
+from benchmarks.peer import now, training_arguments
 from bert_core.batches import buckets, collate
 from bert_core.data.windows import Window
 from bert_core.tasks.base import Task
@@ -41,31 +41,33 @@ def trained(
     task: Task,
     windows: list[Window],
     pad_id: int,
-    chosen: Hyperparameters,
+    hyperparameters: Hyperparameters,
     seed: int,
     scratch: Path,
-) -> Any:
-    """The Trainer's model, ready to answer."""
+) -> tuple[Any, float]:
+    """The Trainer's model, ready to answer, and the seconds that training took."""
     transformers.set_seed(seed)
     model = model_of(checkpoint, task)
-    Trainer(
+    trainer = Trainer(
         model=model,
         args=training_arguments(
             str(scratch / f"trainer-{seed}"),
-            rows=chosen.batch_size,
-            steps=chosen.steps,
-            precision=chosen.precision,
+            rows=hyperparameters.batch_size,
+            steps=hyperparameters.steps,
+            precision=hyperparameters.precision,
             grouped=False,  # which rows share a step affects what a model learns
-            learning_rate=chosen.optimizer.lr,
-            warmup_steps=chosen.warmup_steps,
-            weight_decay=chosen.optimizer.weight_decay,
-            adam_epsilon=chosen.optimizer.eps,
+            learning_rate=hyperparameters.optimizer.lr,
+            warmup_steps=hyperparameters.warmup_steps,
+            weight_decay=hyperparameters.optimizer.weight_decay,
+            adam_epsilon=hyperparameters.optimizer.eps,
             seed=seed,
         ),
         train_dataset=Examples(windows),
         data_collator=Padded(pad_id),
-    ).train()
-    return model.eval()
+    )
+    began = now()
+    trainer.train()
+    return model.eval(), now() - began
 
 
 def model_of(folder: str, task: Task) -> Any:
@@ -134,14 +136,11 @@ class Padded:
         return batch | {"attention_mask": pad(masks, batch_first=True)}
 
 
-def scores_of(
-    model: Any, windows: Sequence[Window], pad_id: int, precision: Precision
-) -> list[np.ndarray]:
-    """The scores of each window, in the form that a task decodes."""
+def scores_of(model: Any, windows: Sequence[Window], pad_id: int) -> list[np.ndarray]:
+    """The scores of each window in fp32, in the form that a task decodes."""
     scores: list[np.ndarray] = [np.empty(0)] * len(windows)
     lengths = np.array([window.tokens for window in windows])
-    bf16 = torch.autocast(model.device.type, torch.bfloat16, enabled=precision == "bf16")
-    with torch.inference_mode(), bf16:
+    with torch.inference_mode():
         for group in buckets(lengths, MOST_TOKENS):
             chosen = [windows[place] for place in group]
             batch = collate(chosen, pad_id)

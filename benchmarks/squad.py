@@ -9,9 +9,8 @@ one article in ten, drawn by seed 0, is held out.
 
 import argparse
 import json
-import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import provenance
+from benchmarks.peer import now
 from benchmarks.peer_tasks import Hyperparameters, scores_of, trained
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.bundle.format import Bundle, load_bundle, save_bundle
@@ -27,9 +27,11 @@ from bert_core.bundle.weights import build_model
 from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.order import GlobalOrder
 from bert_core.data.windows import Window
+from bert_core.errors import ConfigError
 from bert_core.model.attention import packing
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from bert_core.train.loop import evaluation_scores, training_steps
 from bert_core.train.optim import build_optimizer
@@ -50,8 +52,8 @@ def split_articles(whole: dict[str, Any], questions: int | None) -> tuple[Rows, 
     order = np.random.default_rng(0).permutation(len(articles))
     held_out = set(order[: round(HELD_OUT_SHARE * len(articles))].tolist())
     parts: list[Rows] = []
-    for wanted in (False, True):
-        data = [article for n, article in enumerate(articles) if (n in held_out) is wanted]
+    for is_held_out in (False, True):
+        data = [article for n, article in enumerate(articles) if (n in held_out) is is_held_out]
         records, _ = labelled_records(json.dumps({"data": data}).encode(), "articles", "squad")
         parts.append([record for record in records if record is not None])
     train, scored = parts
@@ -61,7 +63,7 @@ def split_articles(whole: dict[str, Any], questions: int | None) -> tuple[Rows, 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What both train with."""
+    """A checkpoint, its training rows and the hyperparameters, for both sides."""
 
     model: str
     """Folder of the checkpoint."""
@@ -69,7 +71,9 @@ class Recipe:
     """The same, loaded."""
     task: Task
     windows: list[Window]
-    chosen: Hyperparameters
+    trained_rows: Digests
+    """Of the rows that the weights will have seen."""
+    hyperparameters: Hyperparameters
     device: torch.device
     scratch: Path
 
@@ -79,7 +83,7 @@ class Recipe:
         pad_id, tokens = self.bundle.tokenizer.pad_id, TOKENS[self.device.type]
         model = build_model(self.bundle, [self.task.build_objective(self.bundle.encoder_config)])
         model.to(self.device)
-        chosen, optimizer = self.chosen, self.chosen.optimizer
+        chosen, optimizer = self.hyperparameters, self.hyperparameters.optimizer
         packed_from = packing(self.bundle.encoder_config, self.device, chosen.precision)
         batches = RankBatches(
             WindowSource(self.windows, pad_id, packed_from),
@@ -89,7 +93,7 @@ class Recipe:
         )
         loop = LoopConfig(max_steps=chosen.steps, precision=chosen.precision, seed=seed)
         schedule = ScheduleConfig(warmup_steps=chosen.warmup_steps)
-        began = time.monotonic()
+        began = now()
         for step in training_steps(
             model,
             batches.from_step(0),
@@ -100,30 +104,36 @@ class Recipe:
         ):
             if step.index % 500 == 0:
                 print(f"ours: {step.index:,} of {chosen.steps:,} steps", flush=True)
-        took_s = time.monotonic() - began
+        took_s = now() - began
         scores = evaluation_scores(
             model, scored, pad_id, loop, most_tokens=tokens, packed_from=packed_from
         )
-        lineage = {"stage": "squad", "parent": self.bundle.digest}
-        folder = self.scratch / f"ours-{seed}" / "bundle"
-        model.cpu()
         save_bundle(
-            folder, model, self.bundle.tokenizer, task=self.task, metrics={}, lineage=lineage
+            self.bundle_of(seed),
+            model.cpu(),
+            self.bundle.tokenizer,
+            task=self.task,
+            metrics={},
+            lineage={"stage": "squad", "parent": self.bundle.digest},
+            trained_rows=self.trained_rows,
         )
         return scores, took_s
 
     def trainer(self, seed: int, scored: Sequence[Window]) -> tuple[Scores, float]:
-        """The same of the Trainer."""
-        pad_id, began = self.bundle.tokenizer.pad_id, time.monotonic()
-        model = trained(
-            self.model, self.task, self.windows, pad_id, self.chosen, seed, self.scratch
+        """As `ours`, for the Trainer."""
+        pad_id = self.bundle.tokenizer.pad_id
+        model, took_s = trained(
+            self.model, self.task, self.windows, pad_id, self.hyperparameters, seed, self.scratch
         )
-        took_s = time.monotonic() - began
-        return scores_of(model, scored, pad_id, self.chosen.precision), took_s
+        return scores_of(model, scored, pad_id), took_s
+
+    def bundle_of(self, seed: int) -> Path:
+        """Where `ours` writes its bundle."""
+        return self.scratch / f"ours-{seed}" / "bundle"
 
 
-def run(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Train and score. Returns: the settings, and exact match and F1 of each seed of both."""
+def run(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Train and score. Yields: the settings, and exact match and F1 of each run so far."""
     config = tomllib.loads(CONFIG.read_text())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if chosen.threads:
@@ -141,8 +151,9 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         bundle=bundle,
         task=task,
         windows=windows,
-        chosen=Hyperparameters(
-            steps=round(config["epochs"] * len(windows) / config["batch_size"]),
+        trained_rows=np.union1d(bundle.trained_rows, task.digests(rows, task.chosen)),
+        hyperparameters=Hyperparameters(
+            steps=max(1, round(config["epochs"] * len(windows) / config["batch_size"])),
             batch_size=config["batch_size"],
             optimizer=OptimizerConfig(lr=config["lr"]),
             precision="bf16",
@@ -154,24 +165,28 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         "ours": recipe.ours,
         "trainer": recipe.trainer,
     }
+    if "ours" in chosen.sides:
+        for folder in map(recipe.bundle_of, chosen.seeds):
+            if folder.exists():
+                raise ConfigError(f"{folder}: wanted no bundle there yet: give another --output")
+    report = {
+        "questions": len(rows),
+        "held_out_questions": len(scored),
+        "windows": len(windows),
+        "tokens": sum(window.tokens for window in windows),
+        "steps": recipe.hyperparameters.steps,
+        "settings": config,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        "threads": torch.get_num_threads(),
+        "made": provenance(),
+    }
     results: list[dict[str, Any]] = []
     for seed in chosen.seeds:
         for side in chosen.sides:
             scores, took_s = sides[side](seed, to_score)
             metrics = task.metrics(task.compare(scored, task.decode(scored, to_score, scores)))
             results.append({"side": side, "seed": seed, "seconds": took_s, **metrics})
-            print(json.dumps(results[-1]), flush=True)
-    return {
-        "questions": len(rows),
-        "held_out_questions": len(scored),
-        "windows": len(windows),
-        "tokens": sum(window.tokens for window in windows),
-        "steps": recipe.chosen.steps,
-        "settings": config,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
-        "results": results,
-        "made": provenance(),
-    }
+            yield report | {"results": results}
 
 
 def main() -> None:
@@ -185,12 +200,13 @@ def main() -> None:
     parser.add_argument(
         "--sides", nargs="*", choices=("ours", "trainer"), default=["ours", "trainer"]
     )
-    parser.add_argument("--threads", type=int, help="that compute, without a GPU")
+    parser.add_argument("--threads", type=int, help="CPU threads; not used on a GPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     chosen = parser.parse_args()
-    result = run(chosen)
-    if chosen.json:
-        chosen.json.write_text(json.dumps(result, indent=2) + "\n")
+    for result in run(chosen):
+        print(json.dumps(result["results"][-1]), flush=True)
+        if chosen.json:  # after every run
+            chosen.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a general stage on unlabelled text is worth to a small student, by the labelled set.
+"""What a small student learns from a teacher, when few rows are labelled, by the set.
 
     python -m benchmarks.students --student BUNDLE --output FOLDER [--only SET …] [--json FILE]
 
@@ -7,7 +7,7 @@ teaches students with three layers, which differ in where they start and what th
 
 - `alone`: every other layer of MiniLM-L6 as published, labels only
 - `taught`: the same layers of the fine-tuned teacher, the teacher's scores and vectors
-- `unlabelled`: the same, on up to 10,000 texts of the set without their labels
+- `unlabelled`: as `taught`, on up to 10,000 texts of the set with the teacher's answers as labels
 - `general`: `--student`, the bundle of `python -m benchmarks.books distill`; the teacher's scores
 - `general_augmented`: and three more rows per row, with some words replaced (Jiao et al. 2019)
 
@@ -78,7 +78,7 @@ STUDENTS = {
 
 
 def benchmark(
-    line: Line, student: str, folder: Path, chosen: list[str], threads: int
+    line: Line, student: str | None, folder: Path, chosen: list[str], threads: int
 ) -> Iterator[dict[str, Any]]:
     """A result for each student of a set."""
     rows, epochs = SETS[line.name]
@@ -119,6 +119,8 @@ def benchmark(
             "standard_error": float(np.std(scores, ddof=1) / len(scores) ** 0.5),
             "scores": scores,
             "teacher": teacher["seeds"][0][metric],
+            "teacher_epochs": epochs,
+            "epochs": changes["epochs"],
             "train_rows": counts["train_rows"],
             "held_out_rows": counts["held_out_rows"],
             "lr": line.lr,
@@ -153,7 +155,7 @@ def _rows(source: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.students")
-    parser.add_argument("--student", required=True, help="bundle of the general stage")
+    parser.add_argument("--student", help="bundle of the general stage, if its students are chosen")
     parser.add_argument("--output", type=Path, required=True, help="folder for the runs")
     parser.add_argument("--only", nargs="*", choices=SETS, default=[*SETS], metavar="SET")
     parser.add_argument(
@@ -162,6 +164,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="one where others run beside it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of results there")
     chosen = parser.parse_args()
+    if not chosen.student and any(STUDENTS[name].start == "general" for name in chosen.students):
+        parser.error("--student: wanted the bundle of the general stage, got none")
     results = []
     for line in LINES:
         if line.name not in chosen.only:

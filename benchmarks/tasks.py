@@ -213,9 +213,9 @@ def _trainer(line: Line, config: FinetuneConfig, seed: int, scratch: Path) -> di
         config.steps(len(windows)), line.batch_size, config.optimizer, config.precision
     )
     pad_id = bundle.tokenizer.pad_id
-    model = trained(config.model, task, windows, pad_id, chosen, seed, scratch)
+    model, _ = trained(config.model, task, windows, pad_id, chosen, seed, scratch)
     windows_to_score = task.encode(scored, bundle.tokenizer, line.max_length, labelled=True)
-    scores = scores_of(model.eval(), windows_to_score, bundle.tokenizer.pad_id, config.precision)
+    scores = scores_of(model, windows_to_score, pad_id)
     return task.metrics(task.compare(scored, task.decode(scored, windows_to_score, scores)))
 
 
@@ -227,6 +227,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), metavar="N", help="0 to N - 1")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of results there")
     chosen = parser.parse_args()
+    if chosen.seeds < 2:
+        parser.error("--seeds: wanted at least 2, to have a standard error")
     lines = [line for line in LINES if not chosen.only or line.name in chosen.only]
     results = []
     for result in benchmark(chosen.model, lines, chosen.threads, range(chosen.seeds)):

@@ -192,9 +192,9 @@ class Follower:
         elif model.verdict == "failing" and self._former is not None:
             self._go_back(held, self._former)
         elif model.verdict == "failing" and self._holder.clear is not None:
-            self._ban(held, f"{_failing(held)}; it gets no more requests")
             self._held, self._model = None, None
             self._holder.clear()
+            self._ban(held, f"{_failing(held)}; it gets no more requests")
 
     def _go_back(self, held: Aim, former: _Former) -> None:
         named = former.aim.source.named
@@ -203,14 +203,20 @@ class Follower:
         except Exception as error:
             logger.error("%s cannot be loaded again: %s", named, reason_of(error))
             return
+        if self._is_stopped:
+            if former.model is None:
+                model.retire()
+            return
         self._former = None
         self._hold(former.aim, model)
-        self._ban(held, f"{_failing(held)}; {named} answers again")  # said once it is true
+        # After the switch, so that it is never reported too early.
+        self._ban(held, f"{_failing(held)}; {named} answers again")
         self._drop_former()
 
     def _ban(self, aim: Aim, problem: str) -> None:
         self._banned = aim, problem
-        self._holder.set_problem(problem)
+        if not self._is_stopped:
+            self._holder.set_problem(problem)
         logger.error("%s", problem)
 
     def _look(self, aim: Aim) -> None:

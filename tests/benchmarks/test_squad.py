@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.squad import split_articles
 from bert_core.bundle.format import load_bundle
 from tests import tiny
 
@@ -36,6 +37,17 @@ def article(number: int) -> dict[str, object]:
     }
 
 
+def test_no_article_is_on_both_sides_of_the_split() -> None:
+    train, held_out = split_articles({"data": [article(number) for number in range(20)]}, None)
+    articles = [{row["id"].split()[0] for row in rows} for rows in (train, held_out)]
+    assert [len(each) for each in articles] == [18, 2]
+    assert not articles[0] & articles[1]
+    few, same = split_articles({"data": [article(number) for number in range(20)]}, 5)
+    assert len(few) == 5
+    assert same == held_out
+    assert all(row in train for row in few)
+
+
 def test_both_sides_are_scored_on_articles_that_neither_has_seen(tmp_path: Path) -> None:
     model, data = tmp_path / "model", tmp_path / "train.json"
     tokenizer = tiny.tokenizer()
@@ -49,4 +61,6 @@ def test_both_sides_are_scored_on_articles_that_neither_has_seen(tmp_path: Path)
     sides = [(each["side"], each["seed"]) for each in result["results"]]
     assert sides == [("ours", 0), ("trainer", 0), ("ours", 1), ("trainer", 1)]
     assert all(0 <= each["exact_match"] <= each["f1"] <= 1 for each in result["results"])
-    assert load_bundle(tmp_path / "ours-1" / "bundle").task is not None
+    bundle = load_bundle(tmp_path / "ours-1" / "bundle")
+    assert bundle.task is not None
+    assert len(bundle.trained_rows) == 2  # all articles ask the same two questions
