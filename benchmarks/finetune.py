@@ -39,6 +39,7 @@ from transformers import (
 from benchmarks.harness import Planned, compare, main
 from benchmarks.peer import SETTINGS, WARM_UP, TimedTrainer, training_arguments
 from benchmarks.peer_tasks import Examples, Padded
+from benchmarks.training import steps_of
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.bundle.format import save_bundle
 from bert_core.data.labelled_formats import labelled_records
@@ -53,15 +54,13 @@ from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.shapes import labelled
 from bert_core.tasks.text_classification import TextClassification
-from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
+from bert_core.train.config import LoopConfig, OptimizerConfig, Precision
 from bert_core.train.hardware import (
     HUGE_PAGES,
     flush_denormals,
     keep_freed_memory,
     make_deterministic,
 )
-from bert_core.train.loop import training_steps
-from bert_core.train.optim import build_optimizer
 from bert_core.train.words import train_read_words
 
 ROWS = 32  # per step: the paper's larger batch
@@ -160,14 +159,9 @@ class _Training:
         packed_from = packing(self._config, self._device, self._precision)
         source = WindowSource(self._windows, self._tokenizer.pad_id, packed_from)
         order = GlobalOrder([len(self._windows)], seed=0)
-        steps = training_steps(
-            model,
-            RankBatches(source, order, ROWS, BUDGET_TOKENS).from_step(0),
-            build_optimizer(model, optimizer),
-            ScheduleConfig(warmup_steps=10).learning_rate(optimizer.lr, self._steps),
-            LoopConfig(max_steps=self._steps, precision=self._precision),
-            max_grad_norm=optimizer.max_grad_norm,
-        )
+        batches = RankBatches(source, order, ROWS, BUDGET_TOKENS)
+        loop = LoopConfig(max_steps=self._steps, precision=self._precision)
+        steps = steps_of(model, batches, loop, optimizer, warmup_steps=10)
         began, tokens = 0.0, 0
         for step in steps:  # each waits for its gradient norm, and so for the GPU
             if step.index > WARM_UP:

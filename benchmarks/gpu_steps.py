@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.pretrain import GPU_TOKENS, VOCAB_SIZE, Pair, pair_rows, pretraining_texts
+from benchmarks.training import steps_of
 from bert_core.batches import RankBatches, ShardSource, pack, pad
 from bert_core.bundle.format import save_bundle
 from bert_core.data.order import GlobalOrder
@@ -33,10 +34,9 @@ from bert_core.tasks.feature_extraction import (
     FeatureExtraction,
     FeatureExtractionParameters,
 )
-from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
+from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.hardware import peak_flops, peak_memory_bytes
-from bert_core.train.loop import Step, training_steps
-from bert_core.train.optim import build_optimizer
+from bert_core.train.loop import Step
 from bert_core.train.parallel import shard
 
 Result = dict[str, Any]
@@ -178,15 +178,7 @@ def _model(
 def _steps(
     model: ObjectiveModel, batches: RankBatches, loop: LoopConfig, optimizer: OptimizerConfig
 ) -> Iterator[Step]:
-    schedule = ScheduleConfig(warmup_steps=max(1, loop.max_steps // 10))
-    return training_steps(
-        model,
-        batches.from_step(0),
-        build_optimizer(model, optimizer),
-        schedule.learning_rate(optimizer.lr, loop.max_steps),
-        loop,
-        max_grad_norm=optimizer.max_grad_norm,
-    )
+    return steps_of(model, batches, loop, optimizer, warmup_steps=max(1, loop.max_steps // 10))
 
 
 def ways(device: torch.device) -> Result:

@@ -29,6 +29,7 @@ from transformers import BertForPreTraining
 
 from benchmarks.harness import Planned, compare, main
 from benchmarks.peer import SETTINGS, WARM_UP, TimedTrainer, training_arguments
+from benchmarks.training import steps_of
 from bert_core.batches import RankBatches, ShardSource
 from bert_core.data.docstrings import docstrings_of
 from bert_core.data.documents import split_sentences
@@ -46,10 +47,8 @@ from bert_core.model.size import training_flops
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
-from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
+from bert_core.train.config import LoopConfig, OptimizerConfig, Precision
 from bert_core.train.hardware import peak_flops
-from bert_core.train.loop import training_steps
-from bert_core.train.optim import build_optimizer
 
 VOCAB_SIZE = 30_522
 QUICK_ROUNDS_OF_LONG = 2
@@ -156,14 +155,7 @@ class Pair:
         loop = LoopConfig(
             max_steps=self._steps + WARM_UP, precision=self._precision, compile=self._compiled
         )
-        steps = training_steps(
-            model,
-            batches.from_step(0),
-            build_optimizer(model, optimizer),
-            ScheduleConfig(warmup_steps=10).learning_rate(optimizer.lr, loop.max_steps),
-            loop,
-            max_grad_norm=optimizer.max_grad_norm,
-        )
+        steps = steps_of(model, batches, loop, optimizer, warmup_steps=10)
         began, work, tokens = 0.0, 0, 0
         for step in steps:
             if step.index == WARM_UP:

@@ -21,6 +21,7 @@ import torch
 from benchmarks.harness import provenance
 from benchmarks.peer import now
 from benchmarks.peer_tasks import Hyperparameters, scores_of, trained
+from benchmarks.training import steps_of
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.bundle.format import Bundle, load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
@@ -32,9 +33,8 @@ from bert_core.model.attention import packing
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.digests import Digests
-from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
-from bert_core.train.loop import evaluation_scores, training_steps
-from bert_core.train.optim import build_optimizer
+from bert_core.train.config import LoopConfig, OptimizerConfig
+from bert_core.train.loop import evaluation_scores
 
 CONFIG = Path(__file__).parent.parent / "configs" / "finetune" / "squad.toml"
 HELD_OUT_SHARE = 0.1
@@ -92,16 +92,8 @@ class Recipe:
             tokens,
         )
         loop = LoopConfig(max_steps=chosen.steps, precision=chosen.precision, seed=seed)
-        schedule = ScheduleConfig(warmup_steps=chosen.warmup_steps)
         began = now()
-        for step in training_steps(
-            model,
-            batches.from_step(0),
-            build_optimizer(model, optimizer),
-            schedule.learning_rate(optimizer.lr, chosen.steps),
-            loop,
-            max_grad_norm=optimizer.max_grad_norm,
-        ):
+        for step in steps_of(model, batches, loop, optimizer, warmup_steps=chosen.warmup_steps):
             if step.index % 500 == 0:
                 print(f"ours: {step.index:,} of {chosen.steps:,} steps", flush=True)
         took_s = now() - began
