@@ -106,8 +106,8 @@ def benchmark(
         }
         if kind.unlabelled:
             train = _answered(replace(line, rows=TEXTS), base, folder / "texts")
-            known, all_ = (_rows(source) for source in (base.train.source, train.source))
-            changes |= {"train": train, "epochs": changes["epochs"] * known / all_}
+            share = _rows(base.train.source) / _rows(train.source)  # for the same steps
+            changes |= {"train": train, "epochs": changes["epochs"] * share}
         counts = distill.run(DistillConfig(**shared | changes)).counts
         metric = line.metric or counts["primary_metric"]
         scores = [seed[metric] for seed in counts["seeds"]]
