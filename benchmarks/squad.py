@@ -98,7 +98,7 @@ class Recipe:
                 print(f"ours: {step.index:,} of {chosen.steps:,} steps", flush=True)
         took_s = now() - began
         scores = evaluation_scores(
-            model, scored, pad_id, loop, most_tokens=tokens, packed_from=packed_from
+            model, scored, pad_id, most_tokens=tokens, packed_from=packed_from
         )
         save_bundle(
             self.bundle_of(seed),

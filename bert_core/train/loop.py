@@ -313,16 +313,16 @@ def evaluation_scores(
     model: ObjectiveModel,
     windows: Sequence[Window],
     pad_id: int,
-    config: LoopConfig,
     *,
     most_tokens: int,
     packed_from: float = 1.0,
 ) -> list[np.ndarray]:
-    """`scores.scores_of` of all windows, each computed by one rank, dropout off. Collective."""
+    """`scores.scores_of` of all windows, in fp32 whatever the precision of the steps: the model is
+    chosen by what `raybert evaluate` and a server compute. Each window is computed by one rank,
+    dropout off. Collective."""
     part = part_of_rank(len(windows), *rank_of_world())
-    device = next(model.parameters()).device
     model.eval()
-    with gathered(model), autocast(device, config):
+    with gathered(model):
         scores = scores_of(
             model,
             windows[part.start : part.stop],

@@ -124,7 +124,8 @@ class LabelledTrainingConfig(TrainingConfig):
     batch_size: PositiveInt = 32
     """Rows per optimizer step, over all workers."""
     precision: Precision = "bf16"
-    """`bf16` runs matrix products in bfloat16; `fp32` is faster on CPUs without it."""
+    """`bf16` runs matrix products of the steps in bfloat16; `fp32` is faster on CPUs without it.
+    Scores of held-out rows are computed in fp32."""
 
     from_scratch: bool = False
     """Start from random weights instead of the bundle's, to see what pretraining is worth."""

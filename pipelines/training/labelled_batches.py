@@ -67,7 +67,6 @@ class LabelledRank:
             model,
             windows,
             self.pad_id,
-            loop,
             most_tokens=self.config.micro_batch_tokens,
             packed_from=self.packed_from,
         )
