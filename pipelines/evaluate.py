@@ -4,7 +4,7 @@ and a prediction for every row.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from pipelines.runtime.stage import (
     run_stage,
 )
 from tracking.metric_names import TOKENS_PER_S
+from tracking.story import figure
 
 if TYPE_CHECKING:
     from bert_core.metrics.calibration import Reliability
@@ -106,11 +107,13 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     wrong = task.wrong(columns)
     fit = _reliability(task, rows, answers)
     paths = _write(config, task, rows, answers, columns, fit)
-    low, high = ranges[main]
     say(
-        f"evaluate: {main} {metrics[main]:.1%} ({low:.1%} to {high:.1%}) on "
-        f"{counted(len(rows), 'row')}, predictions in {files.join(config.output, PREDICTIONS)}"
+        f"evaluate: {_with_interval(main, metrics, ranges)} on {counted(len(rows), 'row')}, "
+        f"predictions in {files.join(config.output, PREDICTIONS)}"
     )
+    for name in metrics:
+        if name != main:
+            say(f"evaluate: {_with_interval(name, metrics, ranges)}")
     counts = {
         "source": without_secrets(config.held_out.source),
         "rows": len(rows),
@@ -126,6 +129,13 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
         TOKENS_PER_S: predicted.tokens / seconds,
     }
     return Result(outputs=local_outputs(config, paths), counts=counts, artifacts=paths)
+
+
+def _with_interval(
+    name: str, metrics: Mapping[str, float], ranges: Mapping[str, tuple[float, float]]
+) -> str:
+    low, high = (figure(name, bound) for bound in ranges[name])
+    return f"{name} {figure(name, metrics[name])} ({low} to {high})"
 
 
 def _write(

@@ -18,8 +18,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 def normalized(text: str) -> str:
     """An answer in the form in which answers are compared."""
-    bare = text.lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", bare).split())
+    words = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", words).split())
 
 
 def exact_match(answer: str, truths: Sequence[str], *, no_answer: bool = False) -> float:
@@ -46,8 +46,8 @@ def token_f1(answer: str, truths: Sequence[str], *, no_answer: bool = False) -> 
 
 def _compared(truths: Sequence[str], no_answer: bool) -> list[str]:
     """The right answers, in the form compared; a single empty one if there are none."""
-    bare = map(normalized, truths)
-    return [truth for truth in bare if truth or not no_answer] or [""]
+    forms = map(normalized, truths)
+    return [form for form in forms if form or not no_answer] or [""]
 
 
 def _f1(predicted: list[str], truth: list[str]) -> float:

@@ -168,6 +168,10 @@ class Task(ABC):
         """The task as done by a model with weights of these names."""
         return self
 
+    def trained_at(self, max_length: int) -> "Task":
+        """The task as done by a model that is trained on windows of at most `max_length` ids."""
+        return self
+
     @classmethod
     def shapes(cls, options: Any = None) -> tuple[type, type]:
         """Dataclasses of the fields of labelled rows: the input, and the expected answer."""

@@ -1,12 +1,13 @@
-"""The span of a passage that answers a question, or none (Devlin et al. 2018, section 4.2 and 4.3).
+"""The span of a passage that answers a question, or none (Devlin et al. 2018, sections 4.2 and 4.3).
 
-A passage longer than the model's positions is read in overlapping windows. The answers from all
+A passage longer than `max_length` is read in overlapping windows. The answers from all
 windows compete by score; a span that occurs in several windows gets its best score. The score of
 "no answer" is that of the first token, the minimum over the windows.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import numpy as np
@@ -79,7 +80,11 @@ class QuestionAnsweringOptions(Options):
     """Options of question answering."""
 
     doc_stride: NonNegativeInt = 128
-    """Tokens shared by neighbouring windows of a long passage, at most half a window."""
+    """Tokens shared by neighbouring windows of a long passage, at most half a window; as in
+    transformers, not the distance between windows as in google-research/bert."""
+    max_length: Annotated[int, Range(least=8)] | None = None
+    """Maximum tokens of a window, special ones included; by default as many as in training, else
+    the model's positions."""
     max_question_length: PositiveInt = 64
     """Maximum tokens of a question; longer ones are cut."""
     no_answer: bool = False
@@ -106,7 +111,8 @@ class QuestionAnsweringParameters(Parameters):
     max_question_len: PositiveInt | None = None
     """Maximum tokens of a question; None takes the model's option."""
     max_seq_len: Annotated[int, Range(least=8)] | None = None
-    """Maximum tokens of a window, special ones included, if lower than the model's maximum."""
+    """Maximum tokens of a window, special ones included, if lower than the model's positions; None
+    takes the model's option."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
@@ -189,6 +195,20 @@ class QuestionAnswering(Task):
                 )
         return cls(options=options)
 
+    def trained_at(self, max_length: int) -> "QuestionAnswering":
+        max_length = min(max_length, self.chosen.max_length or max_length)
+        return QuestionAnswering(options=replace(self.chosen, max_length=max_length))
+
+    @property
+    def max_length(self) -> int | None:
+        return self.chosen.max_length
+
+    def is_comparable(self, other: Task) -> bool:
+        """Windows may differ."""
+        return (
+            isinstance(other, QuestionAnswering) and self.chosen.no_answer == other.chosen.no_answer
+        )
+
     def build_objective(self, config: EncoderConfig) -> "Span":
         from bert_core.objectives.span import Span
 
@@ -204,7 +224,8 @@ class QuestionAnswering(Task):
         parameters: QuestionAnsweringParameters | None = None,
     ) -> list[Window]:
         parameters = parameters or self.parameters()
-        max_length = min(max_length, parameters.max_seq_len or max_length)
+        wanted = parameters.max_seq_len or self.chosen.max_length
+        max_length = min(max_length, wanted or max_length)
         max_question = parameters.max_question_len or self.chosen.max_question_length
         doc_stride = parameters.doc_stride
         if doc_stride is None:
@@ -271,23 +292,26 @@ class QuestionAnswering(Task):
         parameters = parameters or self.parameters()
         with_none = parameters.handle_impossible_answer
         with_none = self.chosen.no_answer if with_none is None else with_none
-        best: list[dict[tuple[int, int], float]] = [{} for _ in rows]
-        nothing = np.full(len(rows), np.inf)
-        for window, logits in zip(windows, scores, strict=True):
-            row = window.row
-            nothing[row] = min(nothing[row], float(logits[0].astype(np.float64).sum()))
-            for span, score in _spans(window, logits, parameters.max_answer_len).items():
-                best[row][span] = max(best[row].get(span, -np.inf), score)
-        return [
-            self._answer(row, spans, none, with_none=with_none, top_k=parameters.top_k)
-            for row, spans, none in zip(rows, best, nothing.tolist(), strict=True)
-        ]
+        scored = zip(windows, scores, strict=True)
+        by_row = groupby(scored, key=lambda pair: pair[0].row)
+        answers = []
+        for row, (_, of_row) in zip(rows, by_row, strict=True):
+            spans: dict[tuple[int, int], float] = {}
+            none = np.inf
+            for window, logits in of_row:
+                none = min(none, float(logits[0].astype(np.float64).sum()))
+                for span, score in _spans(window, logits, parameters.max_answer_len).items():
+                    spans[span] = max(spans.get(span, -np.inf), score)
+            answers.append(
+                self._answer(row, spans, none, with_none=with_none, top_k=parameters.top_k)
+            )
+        return answers
 
     def _answer(
         self,
         row: Row,
         spans: dict[tuple[int, int], float],
-        nothing: float,
+        none: float,
         *,
         with_none: bool,
         top_k: int,
@@ -296,8 +320,8 @@ class QuestionAnswering(Task):
         candidates = sorted(spans.items(), key=lambda item: -item[1])
         values = [score for _, score in candidates]
         if with_none or not candidates:
-            candidates.append(((0, 0), nothing))
-            values.append(nothing)
+            candidates.append(((0, 0), none))
+            values.append(none)
         highest = max(values)
         total = sum(np.exp(score - highest) for score in values)
         candidates.sort(key=lambda item: -item[1])
@@ -314,7 +338,7 @@ class QuestionAnswering(Task):
             best, score = max(spans.items(), key=lambda item: item[1])
             answers[0] |= {
                 "best_span": row["context"][best[0] : best[1]],
-                "advantage": float(score - nothing),
+                "advantage": float(score - none),
             }
         return answers[0] if top_k == 1 else answers
 

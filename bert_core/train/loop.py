@@ -317,9 +317,8 @@ def evaluation_scores(
     most_tokens: int,
     packed_from: float = 1.0,
 ) -> list[np.ndarray]:
-    """`scores.scores_of` of all windows, in fp32 whatever the precision of the steps: the model is
-    chosen by what `raybert evaluate` and a server compute. Each window is computed by one rank,
-    dropout off. Collective."""
+    """`scores.scores_of` of all windows, as `raybert evaluate` computes it: in fp32, whatever the
+    precision of the steps. Each window is computed by one rank, dropout off. Collective."""
     part = part_of_rank(len(windows), *rank_of_world())
     model.eval()
     with gathered(model):

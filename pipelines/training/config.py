@@ -122,7 +122,7 @@ class LabelledTrainingConfig(TrainingConfig):
     max_length: Annotated[int, Range(least=8)] = 128
     """Maximum number of tokens per row, special tokens included."""
     batch_size: PositiveInt = 32
-    """Rows per optimizer step, over all workers."""
+    """Rows, or windows of long rows, per optimizer step, over all workers."""
     precision: Precision = "bf16"
     """`bf16` runs matrix products of the steps in bfloat16; `fp32` is faster on CPUs without it.
     Scores of held-out rows are computed in fp32."""
@@ -130,7 +130,7 @@ class LabelledTrainingConfig(TrainingConfig):
     from_scratch: bool = False
     """Start from random weights instead of the bundle's, to see what pretraining is worth."""
     epochs: PositiveFloat = 3.0
-    """Passes over the training rows."""
+    """Passes over the training rows, or over all their windows."""
     lr: PositiveFloat = 5e-5
     """Peak learning rate."""
     warmup_share: Share = 0.1

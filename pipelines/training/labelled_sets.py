@@ -100,7 +100,7 @@ def read_parts(
     rows = read_labelled(config.train, "train", kind.shapes(options))
     rows = few_per_class(rows, config.rows_per_class)
     with rows_of(config.train.source):
-        task = known or kind.from_rows(rows, options)
+        task = (known or kind.from_rows(rows, options)).trained_at(config.max_length)
     parts = divided(rows, task.groups(rows, task.chosen), config.selection)
     if config.held_out is not None:
         parts[HELD_OUT] = read_labelled(config.held_out, HELD_OUT, task.shapes(task.chosen))

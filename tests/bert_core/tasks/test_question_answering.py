@@ -1,5 +1,6 @@
 """Questions: where answers stand in windows, how windows compete, and every message."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from bert_core.tasks.question_answering import (
     QuestionAnsweringOptions,
     QuestionAnsweringParameters,
 )
+from bert_core.tasks.text_classification import TextClassification
 from tests import tiny
 
 TOKENIZER = tiny.tokenizer([*tiny.pieces(tiny.LETTERS), ".", "?"])
@@ -188,3 +190,29 @@ def test_settings_out_of_range_are_refused() -> None:
         QuestionAnsweringParameters(top_k=0)
     with pytest.raises(InputError, match="doc_stride: wanted at least 0, got -1"):
         QuestionAnsweringOptions(doc_stride=-1)
+
+
+def test_windows_are_as_long_as_in_training_unless_others_are_asked_for() -> None:
+    row = row_of("ab cd ef gh " * 8)
+    task = TASK.trained_at(24)
+    assert task.chosen == replace(OPTIONS, max_length=24)
+    assert task.trained_at(16).max_length == 16, "a student may be trained on shorter ones"
+    assert task.trained_at(48).max_length == 24
+    lengths = [
+        max(window.tokens for window in each)
+        for each in (
+            task.encode([row], TOKENIZER, 64),
+            task.encode([row], TOKENIZER, 16),
+            TASK.encode([row], TOKENIZER, 64),
+            task.encode(
+                [row], TOKENIZER, 64, parameters=QuestionAnsweringParameters(max_seq_len=32)
+            ),
+        )
+    ]
+    assert lengths == [24, 16, 64, 32]
+
+
+def test_models_with_other_windows_are_compared_but_not_with_those_that_may_not_answer() -> None:
+    assert TASK.is_comparable(TASK.trained_at(24))
+    assert not TASK.is_comparable(WITH_NONE)
+    assert not TASK.is_comparable(TextClassification(["a", "b"]))
