@@ -170,9 +170,7 @@ def run(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "tokens": sum(window.tokens for window in windows),
         "steps": recipe.hyperparameters.steps,
         "model": chosen.model,
-        "settings": {
-            name: config[name] for name in ("max_length", "batch_size", "epochs", "lr")
-        },
+        "settings": {name: config[name] for name in ("max_length", "batch_size", "epochs", "lr")},
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         "threads": torch.get_num_threads(),
         "made": provenance(),

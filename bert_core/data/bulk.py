@@ -9,7 +9,7 @@ import copy
 import json
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -99,13 +99,7 @@ class BulkEncoder(ABC):
 
         Nulls count as empty.
         """
-        ids, counts = [np.empty(0, np.uint32)], [np.empty(0, np.int64)]
-        texts = texts.fill_null("") if texts.null_count else texts
-        for start, end in _slices(texts):
-            some_ids, some_counts = self._encode_slice(texts.slice(start, end - start))
-            ids.append(some_ids)
-            counts.append(some_counts)
-        return np.concatenate(ids), np.concatenate(counts)
+        return in_slices(texts, self._encode_slice)
 
     def _encode_slice(self, texts: pa.StringArray) -> tuple[np.ndarray, np.ndarray]:
         words, words_before_row = self.cut(*_buffers(texts))
@@ -115,18 +109,21 @@ class BulkEncoder(ABC):
         if in_context.any():
             places = np.flatnonzero(in_context[number])
             whole[np.searchsorted(words_before_row, places, side="right") - 1] = True
-        if not whole.any():
-            ids = known_ids[ragged_ranges(bounds[number], lengths)]
-            return ids, np.diff(offsets_of(lengths)[words_before_row])
         lengths[np.repeat(whole, np.diff(words_before_row))] = 0
-        some_ids = known_ids[ragged_ranges(bounds[number], lengths)]
+        ids = known_ids[ragged_ranges(bounds[number], lengths)]
         counts = np.diff(offsets_of(lengths)[words_before_row])
+        return self._with_whole_rows(texts, whole, ids, counts) if whole.any() else (ids, counts)
+
+    def _with_whole_rows(
+        self, texts: pa.StringArray, whole: np.ndarray, ids_of_words: np.ndarray, counts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The ids and counts of all rows, given those of rows that are cut into words."""
         rows = np.flatnonzero(whole)
-        whole_ids, counts[rows] = self._encode_texts(texts.take(pa.array(rows)).to_pylist())
+        ids_of_whole, counts[rows] = encode_whole(self.inner, texts.take(pa.array(rows)))
         starts = starts_of(counts)
         ids = np.empty(counts.sum(), dtype=np.uint32)
-        ids[ragged_ranges(starts[~whole], counts[~whole])] = some_ids
-        ids[ragged_ranges(starts[whole], counts[whole])] = whole_ids
+        ids[ragged_ranges(starts[~whole], counts[~whole])] = ids_of_words
+        ids[ragged_ranges(starts[whole], counts[whole])] = ids_of_whole
         return ids, counts
 
     def _holds_added_token(self, texts: pa.StringArray) -> Bool[np.ndarray, "texts"]:
@@ -174,10 +171,28 @@ class BulkEncoder(ABC):
             for known in inputs.to_pylist()
         )
 
-    def _encode_texts(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Flat ids of texts, and how many ids each has."""
-        encodings = self.inner.encode_batch_fast(texts, add_special_tokens=False)
-        return _flat(encoding.ids for encoding in encodings)
+
+def encode_whole(
+    inner: tokenizers.Tokenizer, texts: pa.StringArray
+) -> tuple[Integer[np.ndarray, "ids"], Integer[np.ndarray, "texts"]]:
+    """Flat ids of texts as the library encodes them, and how many each text has."""
+    encodings = inner.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
+    return _flat(encoding.ids for encoding in encodings)
+
+
+def in_slices(
+    texts: pa.StringArray,
+    encode: Callable[[pa.StringArray], tuple[np.ndarray, np.ndarray]],
+) -> tuple[Integer[np.ndarray, "ids"], Integer[np.ndarray, "texts"]]:
+    """What `encode` gives for a column, of which it gets about `SLICE_BYTES` at a time. Nulls count
+    as empty."""
+    ids, counts = [np.empty(0, np.uint32)], [np.empty(0, np.int64)]
+    texts = texts.fill_null("") if texts.null_count else texts
+    for start, end in _slices(texts):
+        some_ids, some_counts = encode(texts.slice(start, end - start))
+        ids.append(some_ids)
+        counts.append(some_counts)
+    return np.concatenate(ids), np.concatenate(counts)
 
 
 def words_at(

@@ -40,9 +40,12 @@ _RANGES = (
 )
 # Words of ASCII that are a single match of the regular expression: no contraction begins in them.
 _PLAIN = r"^ ?[!-&(-~]+$"
+BECOMES_ASCII = "\u037e\u1fef\u212a"
+"""The characters outside ASCII that NFC turns into ASCII: a semicolon, a grave accent and a K."""
 HERE, EARLIER = 1, 2
-# What follows from the kinds of two bytes in a row, first * 8 + second: a word begins with the
-# second, or with the first.
+# What follows from the kinds of two bytes in a row, first * 8 + second: a word begins HERE, with
+# the second, or EARLIER, with the first. "a  b" is cut into "a", " " and " b": "a " says HERE, "  "
+# says nothing, and " b" says EARLIER.
 _BEGINS = np.zeros(64, dtype=np.uint8)
 for _first in (LETTER, DIGIT, MARK):
     for _second in {LETTER, DIGIT, MARK} - {_first}:
@@ -67,6 +70,8 @@ class BulkByteLevel(BulkEncoder):
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         super().__init__(inner)
+        if isinstance(inner.normalizer, normalizers.NFC):
+            self._added += BECOMES_ASCII  # of which NFC may make an added token
         self._lowercase = isinstance(inner.normalizer, normalizers.Lowercase)
         self._leading_space = settings_of(inner.pre_tokenizer)["add_prefix_space"]
         if self._leading_space:
@@ -77,14 +82,21 @@ class BulkByteLevel(BulkEncoder):
 
     @classmethod
     def supports(cls, inner: tokenizers.Tokenizer) -> bool:
-        splits, normalizer = settings_of(inner.pre_tokenizer), settings_of(inner.normalizer)
-        normalized = any(one.normalized for one in inner.get_added_tokens_decoder().values())
+        splits = settings_of(inner.pre_tokenizer)
+        normalizer = settings_of(inner.normalizer).get("type")
+        normalized = [
+            one.content for one in inner.get_added_tokens_decoder().values() if one.normalized
+        ]
         return (
             isinstance(inner.model, models.BPE)
             and not inner.model.dropout
             and splits.get("type") == "ByteLevel"
             and splits["use_regex"]
-            and (not normalizer or (normalizer["type"] in ("Lowercase", "NFC") and not normalized))
+            and (
+                normalizer is None
+                or (normalizer == "Lowercase" and not normalized)
+                or (normalizer == "NFC" and all(map(str.isascii, normalized)))
+            )
         )
 
     def cut(

@@ -9,7 +9,7 @@ import json
 import string
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -19,7 +19,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_core import files
-from bert_core.data.bulk import BulkEncoder
+from bert_core.data.bulk import BulkEncoder, encode_whole, in_slices
 from bert_core.data.byte_level import BulkByteLevel
 from bert_core.data.unigram import BulkUnigram
 from bert_core.data.wordpiece import BulkWordPiece
@@ -296,18 +296,34 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of what determines the ids: for BERT's WordPiece its casing and vocabulary in
-        order."""
+        """sha256 of what determines the ids: for BERT's WordPiece its casing, its vocabulary in
+        order and settings that are not BERT's."""
         splits = self.inner.pre_tokenizer
         if self.kind != "wordpiece" or not isinstance(splits, pre_tokenizers.BertPreTokenizer):
             return hashlib.sha256(self.inner.to_str().encode()).hexdigest()
         settings = [f"lowercase={self.lowercase}"]
         normalizer = self.inner.normalizer
-        usual = isinstance(normalizer, normalizers.BertNormalizer)
-        if not usual or normalizer.strip_accents is not None or not normalizer.handle_chinese_chars:
+        if str(normalizer) != str(bert_normalizer(self.lowercase)):
             settings.append(str(normalizer))
+        model = self.inner.model
+        limits = (model.continuing_subword_prefix, model.max_input_chars_per_word)
+        if limits != (CONTINUATION, MAX_CHARACTERS_PER_WORD):
+            settings.append(str(limits))
+        settings += [
+            str((token.content, token.normalized, token.single_word))
+            for token in self._unusual_added_tokens()
+        ]
         text = "\n".join([*settings, *self.vocabulary])
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def _unusual_added_tokens(self) -> list[tokenizers.AddedToken]:
+        """Those that WordPiece gives other ids than BERT's special tokens do; that the white space
+        beside a token belongs to it makes no difference."""
+        return [
+            token
+            for token in self.inner.get_added_tokens_decoder().values()
+            if token.content not in self._special.values() or token.normalized or token.single_word
+        ]
 
     @property
     def vocab_size(self) -> int:
@@ -393,14 +409,20 @@ class Tokenizer:
                 return np.split(flat, np.cumsum(counts)[:-1])
         return [np.array(e.ids, dtype=np.uint32) for e in self.encode_batch(texts)]
 
-    def encode_column(self, texts: pa.StringArray) -> pa.ListArray:
-        """Ids without special tokens, one list per text. Nulls count as empty."""
+    def encode_column(self, texts: pa.Array | pa.ChunkedArray) -> pa.ListArray:
+        """Ids without special tokens, one list per text. Nulls count as empty.
+
+        Raises: TypeError for an Arrow type other than `pa.string()`, and for a chunked array.
+        """
+        if not isinstance(texts, pa.StringArray):
+            raise TypeError(
+                f"texts: wanted a pyarrow array of strings, got {type(texts).__name__} of "
+                f"{texts.type}: cast it to pyarrow.string(), or give its chunks one by one"
+            )
         if self._bulk is not None:
             flat, counts = self._bulk.encode(texts)
         else:
-            lists = [e.ids for e in self.encode_batch(texts.fill_null("").to_pylist())]
-            flat = np.fromiter((i for ids in lists for i in ids), np.uint32)
-            counts = np.array([len(ids) for ids in lists], dtype=np.int64)
+            flat, counts = in_slices(texts, partial(encode_whole, self.inner))
         offsets = np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(counts, out=offsets[1:])
         values = pa.array(flat.astype(self.id_type.to_pandas_dtype()), self.id_type)

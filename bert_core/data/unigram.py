@@ -59,12 +59,16 @@ class BulkUnigram(BulkEncoder):
     @classmethod
     def supports(cls, inner: tokenizers.Tokenizer) -> bool:
         splits = steps_of(inner.pre_tokenizer)
+        kinds = [step["type"] for step in splits]
         return (
             isinstance(inner.model, models.Unigram)
             and inner.model.alpha is None
-            and [step["type"] for step in splits]
-            in (["Metaspace"], ["WhitespaceSplit", "Metaspace"])
+            and kinds in (["Metaspace"], ["WhitespaceSplit", "Metaspace"])
             and splits[-1]["split"]
+            and splits[-1]["replacement"] == _META
+            # Without a split at white space, words other than the first have the mark of a space.
+            and splits[-1]["prepend_scheme"]
+            in (["always", "first"] if kinds == ["Metaspace"] else ["always"])
             and all(map(_is_local, steps_of(inner.normalizer)))
             and _keeps_plain_text(inner)
             and not any(
@@ -104,14 +108,17 @@ class BulkUnigram(BulkEncoder):
         ids: Integer[np.ndarray, "ids"],
         counts: Integer[np.ndarray, "words"],
     ) -> Bool[np.ndarray, "words"]:
-        in_context = np.zeros(len(words), dtype=bool)
-        in_context[np.repeat(np.arange(len(words)), counts)[np.isin(ids, [*self._normalized])]] = (
-            True
-        )
+        has_added_token = np.zeros(len(words), dtype=bool)
+        word_of_id = np.repeat(np.arange(len(words)), counts)
+        has_added_token[word_of_id[np.isin(ids, [*self._normalized])]] = True
+        return has_added_token | self._depend_on_neighbours(words)
+
+    def _depend_on_neighbours(self, words: Sequence[str]) -> Bool[np.ndarray, "words"]:
+        depend = np.zeros(len(words), dtype=bool)
         unusual = [n for n, word in enumerate(words) if not _PLAIN.issuperset(word[0] + word[-1])]
-        self._learn({edge for n in unusual for edge in words[n][:: max(1, len(words[n]) - 1)]})
-        in_context[[n for n in unusual if not self._stands_alone(words[n])]] = True
-        return in_context
+        self._learn({edge for n in unusual for edge in words[n][0] + words[n][-1]})
+        depend[[n for n in unusual if not self._stands_alone(words[n])]] = True
+        return depend
 
     def _stands_alone(self, word: str) -> bool:
         return (
@@ -122,7 +129,12 @@ class BulkUnigram(BulkEncoder):
         )
 
     def _learn(self, edges: set[str]) -> None:
-        """Find out which characters, as the first and the last of a word, change nothing."""
+        """Find out which characters, as the first and the last of a word, change nothing: between
+        words "a" and white space each has the ids that it has alone.
+
+        Threads may do so at once: what they find is the same, and what is not found yet counts as
+        unsafe.
+        """
         new = sorted(edges - self._known_edges)
         self._known_edges.update(new)
         new = [edge for edge in new if _is_solid(self._normalize(edge))]

@@ -30,6 +30,10 @@ class BulkWordPiece(BulkEncoder):
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         super().__init__(inner)
         self._lowercase = inner.normalizer.lowercase
+        # Words are in lower case, in which an added token may be met that the text does not hold.
+        self._of_words = tokenizers.Tokenizer(inner.model)
+        self._of_words.normalizer = inner.normalizer
+        self._of_words.pre_tokenizer = inner.pre_tokenizer
 
     @classmethod
     def supports(cls, inner: tokenizers.Tokenizer) -> bool:

@@ -1,4 +1,4 @@
-"""The span of a passage that answers a question, or none (Devlin et al. 2018, sections 4.2 and 4.3).
+"""The span of a passage that answers a question, or none (Devlin et al. 2018, sections 4.2, 4.3).
 
 A passage longer than `max_length` is read in overlapping windows. The answers from all
 windows compete by score; a span that occurs in several windows gets its best score. The score of

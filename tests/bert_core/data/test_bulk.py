@@ -21,12 +21,13 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from bert_core.data import bulk
 from bert_core.data.bulk import BulkEncoder
-from bert_core.data.byte_level import BulkByteLevel
+from bert_core.data.byte_level import BECOMES_ASCII, BulkByteLevel
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer, TokenizerKind
 from bert_core.data.unigram import BulkUnigram
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.data.wordpiece import BulkWordPiece
 
+ASCII = set(map(chr, range(128)))
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 CHARACTERS = [*LETTERS, *"0123456789!,.'?()[]#-", "é", "ß", "海", "A", "Z", "\u0301"]
 VOCABULARY = [
@@ -35,6 +36,8 @@ VOCABULARY = [
     *["the", "The", "sea", "##ing", "un", "##known", "don", "MASK"],
 ]
 TRICKY = [
+    "éSea éCAFÉ THE",
+    "the;a \u037ea |||\u212a||| |||K||| K\u0301",
     "The sea, the sea! THE SEA",
     "Café CAFÉ cafe\u0301 , \u0301x !\u0301 naïve ß İstanbul ſ K",
     "海 海洋sea海 the海",
@@ -108,6 +111,10 @@ def make(name: str) -> tokenizers.Tokenizer:
     match name:
         case "wordpiece-uncased" | "wordpiece-cased":
             return Tokenizer.from_vocabulary(VOCABULARY, lowercase="uncased" in name).inner
+        case "wordpiece-with-added-words":
+            inner = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True).inner
+            inner.add_tokens([AddedToken(one, normalized=False) for one in ("sea", "café", "x")])
+            return inner
         case "roberta":
             return trained("bpe").inner
         case "roberta-uncased":
@@ -115,7 +122,10 @@ def make(name: str) -> tokenizers.Tokenizer:
         case "roberta-with-spaces":
             return with_steps(trained("bpe"), None, pre_tokenizers.ByteLevel(add_prefix_space=True))
         case "modernbert":
-            return with_steps(trained("bpe"), normalizers.NFC())
+            inner = with_steps(trained("bpe"), normalizers.NFC())
+            added = ["  ", "   ", "|||K|||", ";a"]
+            inner.add_tokens([AddedToken(one, normalized=True) for one in added])
+            return inner
         case "albert":
             return trained("unigram").inner
         case "xlm-roberta":
@@ -143,6 +153,7 @@ def make(name: str) -> tokenizers.Tokenizer:
 KINDS = [
     "wordpiece-uncased",
     "wordpiece-cased",
+    "wordpiece-with-added-words",
     "roberta",
     "roberta-uncased",
     "roberta-with-spaces",
@@ -281,6 +292,12 @@ OTHERS: dict[str, tuple[TokenizerKind, Any, Any]] = {
     "characters become spaces": ("bpe", normalizers.NFKC(), None),
     "the text is one word": ("unigram", None, pre_tokenizers.Metaspace("▁", "always", split=False)),
     "no space before the first word": ("unigram", None, spaces("never")),
+    "a space before the first word only": (
+        "unigram",
+        None,
+        spaces("first", at_white_space=True),
+    ),
+    "another mark for spaces": ("unigram", None, pre_tokenizers.Metaspace("_", "always")),
     "spaces become marks": ("unigram", normalizers.Replace(" ", "-"), spaces()),
     "marks become a space": ("unigram", normalizers.Replace("--", " "), spaces()),
     "something at either end": ("unigram", normalizers.Prepend("x"), spaces()),
@@ -299,6 +316,44 @@ def test_other_pipelines_are_not_cut_but_encoded_all_the_same(reason: str) -> No
     texts = [*TRICKY, "Foo-Bar foo-bar -- a--b"]
     wanted = [e.ids for e in inner.encode_batch_fast(texts, add_special_tokens=False)]
     assert tokenizer.encode_column(pa.array(texts)).to_pylist() == wanted
+
+
+@pytest.mark.parametrize("at_white_space", [False, True])
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+def test_unigram_that_does_not_know_the_letter_a(scheme: str, *, at_white_space: bool) -> None:
+    pieces = [(one, -1.0) for one in (*SPECIAL_TOKENS, "b", "▁b", "c", "_b")]
+    inner = Tokenizer.from_pieces(pieces, lowercase=False).inner
+    for splits in (
+        spaces(scheme, at_white_space=at_white_space),
+        pre_tokenizers.Metaspace("_", scheme),
+    ):
+        inner.pre_tokenizer = splits
+        wanted = [e.ids for e in inner.encode_batch_fast(["b b", " b"], add_special_tokens=False)]
+        tokenizer = Tokenizer(inner)
+        assert tokenizer.encode_column(pa.array(["b b", " b"])).to_pylist() == wanted
+
+
+def test_a_column_that_is_not_cut_is_encoded_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(with_steps(trained("bpe"), normalizers.NFKC()))
+    texts = [*TRICKY, None]
+    wanted = tokenizer.encode_column(pa.array(texts)).to_pylist()
+    assert wanted[:-1] == [ids.tolist() for ids in tokenizer.ids(TRICKY)]
+    assert wanted[-1] == []
+    monkeypatch.setattr(bulk, "SLICE_BYTES", 16)
+    assert tokenizer.encode_column(pa.array(texts)).to_pylist() == wanted
+
+
+@pytest.mark.parametrize("column", [pa.chunked_array([["a"]]), pa.array(["a"], pa.large_string())])
+def test_columns_of_other_types_are_refused(column: Any) -> None:
+    for name in ("wordpiece-cased", "roberta"):
+        with pytest.raises(TypeError, match="texts: wanted a pyarrow array of strings, got"):
+            Tokenizer(make(name)).encode_column(column)
+
+
+def test_all_that_nfc_turns_into_ascii_is_known() -> None:
+    others = map(chr, [*range(0x80, 0xD800), *range(0xE000, sys.maxunicode + 1)])
+    found = [one for one in others if not set(unicodedata.normalize("NFC", one)) - ASCII]
+    assert found == [*BECOMES_ASCII]
 
 
 def test_bpe_that_drops_merges_at_random_is_not_cut() -> None:

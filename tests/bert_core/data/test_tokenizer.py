@@ -6,8 +6,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -396,6 +398,28 @@ def test_a_vocabulary_whose_entries_bert_would_split_is_refused_alone(tmp_path: 
     names = [*SPECIAL_TOKENS, *OTHER_NAMES.values(), "[unused1]"]
     path.write_text("".join(f"{token}\n" for token in (*names, *atoms[:3], "##...", "##a")))
     assert Tokenizer.load(tmp_path).vocabulary[-1] == "##a"
+
+
+def test_a_wordpiece_with_settings_that_change_ids_has_another_digest() -> None:
+    def digest(change: Callable[[dict[str, Any]], object]) -> str:
+        contents = json.loads(Tokenizer.from_vocabulary(VOCABULARY, lowercase=True).inner.to_str())
+        change(contents)
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(contents))).digest
+
+    word = {"id": 5, "content": VOCABULARY[5], "special": False, "single_word": False,
+            "lstrip": False, "rstrip": False, "normalized": False}  # fmt: skip
+    digests = [
+        digest(lambda _: None),
+        digest(lambda its: its["normalizer"].update(clean_text=False)),
+        digest(lambda its: its["model"].update(max_input_chars_per_word=2)),
+        digest(lambda its: its["model"].update(continuing_subword_prefix="@@")),
+        digest(lambda its: its["added_tokens"].append(word)),
+        digest(lambda its: its["added_tokens"].append(word | {"single_word": True})),
+    ]
+    assert digests[0] == Tokenizer.from_vocabulary(VOCABULARY, lowercase=True).digest
+    assert len(set(digests)) == len(digests)
+    in_mpnets_file = digest(lambda its: its["added_tokens"][4].update(lstrip=True))
+    assert in_mpnets_file == digests[0], "white space separates words anyway"
 
 
 def test_a_wordpiece_that_splits_texts_by_other_rules_has_another_digest() -> None:
