@@ -36,7 +36,8 @@ class RowAnswers:
     tokens: int
     """Tokens that went through the model."""
     cut: int
-    """Rows longer than the model's positions, of which only the beginning was used."""
+    """Rows of which a part was left out, since they are longer than the model's positions; the
+    passage of a question is always read whole."""
 
 
 def predict_rows(

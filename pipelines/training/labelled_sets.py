@@ -62,7 +62,7 @@ class LabelledSet:
     windows: "list[Window]"
     """Of training rows, only windows that have something to learn from."""
     cut: int
-    """Number of rows longer than `max_length`."""
+    """Number of rows whose windows lack a part of the input, or the answer."""
 
     @property
     def left_out(self) -> int:
