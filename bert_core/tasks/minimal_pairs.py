@@ -1,7 +1,7 @@
 """Which of two sentences a model finds more likely: grammar without training and without labels
 (BLiMP, Warstadt et al. 2020)."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 GOOD, BAD = SENTENCES = ("sentence_good", "sentence_bad")
 CHANCE = 0.5
+TOKENS_AT_ONCE = 4096
+"""Of a sentence with different masks; the masks of a longer one are shared out among windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,14 +118,16 @@ class MinimalPairs(Task):
         labelled: bool = False,
         parameters: CuttingParameters | None = None,
     ) -> list[Window]:
-        """A window per sentence, the good one first, with a sequence per token that is masked."""
+        """Windows of each sentence, the good one first, with a sequence per token that is masked:
+        one window, unless the sentence is long."""
         limit = max_length if parameters is None or parameters.truncation else None
         texts = [row[name] for row in rows for name in SENTENCES]
         return [
-            _window(place // 2, SENTENCES[place % 2], text, pieces, tokenizer, limit)
+            window
             for place, (text, pieces) in enumerate(
                 zip(texts, pieces_of(tokenizer, texts), strict=True)
             )
+            for window in _windows(place // 2, SENTENCES[place % 2], text, pieces, tokenizer, limit)
         ]
 
     def decode(
@@ -134,14 +138,16 @@ class MinimalPairs(Task):
         parameters: CuttingParameters | None = None,
     ) -> list[dict[str, Any]]:
         """The scores of both sentences, in nats, and the name of the one with the higher."""
-        sums = [float(each.sum(dtype=np.float64)) for each in scores]
+        sums = [dict.fromkeys(SENTENCES, 0.0) for _ in rows]
+        for window, of_window in zip(windows, scores, strict=True):
+            sums[window.row][window.origin] += float(of_window.sum(dtype=np.float64))
         return [
             {
-                "preferred": GOOD if good > bad else BAD,
-                "score_good": good,
-                "score_bad": bad,
+                "preferred": GOOD if both[GOOD] > both[BAD] else BAD,
+                "score_good": both[GOOD],
+                "score_bad": both[BAD],
             }
-            for good, bad in zip(sums[::2], sums[1::2], strict=True)
+            for both in sums
         ]
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
@@ -156,13 +162,14 @@ class MinimalPairs(Task):
         return {"accuracy": CHANCE}
 
     def by_class(self, columns: Columns) -> dict[str, dict[str, float]] | None:
-        """`accuracy` and `support` of every field, term and set that the rows name."""
+        """`accuracy` and `support` of every field, term and set that the rows name; of two with the
+        same name, the second has its kind in brackets."""
         is_right = columns["margin"] > 0
         figures: dict[str, dict[str, float]] = {}
         for column in PHENOMENA:
             for name in np.unique(columns[column][columns[column] != ""]).tolist():
                 rows = columns[column] == name
-                figures[name] = {
+                figures[f"{name} ({column})" if name in figures else name] = {
                     "accuracy": float(is_right[rows].mean()),
                     "support": int(rows.sum()),
                 }
@@ -177,9 +184,9 @@ class MinimalPairs(Task):
         return dict(answer)
 
 
-def _window(
+def _windows(
     row: int, name: str, text: str, pieces: Pieces, tokenizer: Tokenizer, limit: int | None
-) -> Window:
+) -> Iterator[Window]:
     sequence = with_special_tokens(tokenizer, pieces.ids, None, limit)
     count = sequence.lengths[0]
     masked = np.tile(sequence.ids, (max(1, count), 1))
@@ -188,11 +195,16 @@ def _window(
     later = np.arange(count) >= np.arange(count)[:, None]
     hidden = later & (words == words[:, None])
     masked[:count, 1:-1][hidden] = tokenizer.mask_id
-    return Window(
-        row=row,
-        ids=tuple(masked),
-        segment_b_start=(sequence.segment_b_start,) * len(masked),
-        positions={"mlm_positions": np.arange(1, count + 1)},
-        labels={"mlm_labels": pieces.ids[:count].astype(np.int64)},
-        cuts=sequence.cuts((name, text, pieces.ids)),
-    )
+    at_once = max(1, TOKENS_AT_ONCE // len(sequence.ids))
+    for first in range(0, len(masked), at_once):
+        part = masked[first : first + at_once]
+        end = min(first + at_once, count)
+        yield Window(
+            row=row,
+            ids=tuple(part),
+            segment_b_start=(sequence.segment_b_start,) * len(part),
+            positions={"mlm_positions": np.arange(first + 1, end + 1)},
+            labels={"mlm_labels": pieces.ids[first:end].astype(np.int64)},
+            origin=name,
+            cuts=sequence.cuts((name, text, pieces.ids)),
+        )

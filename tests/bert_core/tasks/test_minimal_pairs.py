@@ -116,7 +116,8 @@ def test_accuracy_is_overall_and_of_every_phenomenon_and_a_tie_is_wrong() -> Non
         {GOOD: "a", BAD: "b"},
     ]
     scores = [np.array([one]) for one in (-1.0, -2.0, -3.0, -2.0, -2.0, -2.0, 0.0, -9.0)]
-    columns = task.compare(rows, task.decode(rows, [], scores))
+    windows = task.encode(rows, tokenizer_of("wordpiece"), 16)
+    columns = task.compare(rows, task.decode(rows, windows, scores))
     assert task.metrics(columns) == {"accuracy": 0.5}
     assert task.by_class(columns) == {
         "syntax": {"accuracy": pytest.approx(1 / 3), "support": 3},
@@ -128,6 +129,36 @@ def test_accuracy_is_overall_and_of_every_phenomenon_and_a_tie_is_wrong() -> Non
     assert wrong is not None
     assert wrong.tolist() == [False, True, True, False]
     assert task.faults(columns).argmax() == 1
+
+
+def test_a_field_and_a_term_of_the_same_name_are_told_apart() -> None:
+    task = MinimalPairs()
+    rows = [
+        {GOOD: "a", BAD: "b", "field": "binding"},
+        {GOOD: "a", BAD: "b", "field": "binding"},
+        {GOOD: "a", BAD: "b", "linguistics_term": "binding"},
+    ]
+    answers = [{"score_good": one, "score_bad": 0.0} for one in (1.0, -1.0, 1.0)]
+    assert task.by_class(task.compare(rows, answers)) == {
+        "binding": {"accuracy": 0.5, "support": 2},
+        "binding (linguistics_term)": {"accuracy": 1.0, "support": 1},
+    }
+
+
+def test_the_masks_of_a_long_sentence_are_shared_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = Predictor(folder, device="cpu", task="minimal-pairs")
+    pairs = [{GOOD: one, BAD: SENTENCES[1]} for one in SENTENCES]
+    whole = predictor.predict(pairs)
+    monkeypatch.setattr("bert_core.tasks.minimal_pairs.TOKENS_AT_ONCE", 24)
+    rows = predictor.rows(pairs)
+    windows = predictor.encode(rows, None)
+    assert len(windows) > 2 * len(pairs)
+    assert max(window.tokens for window in windows) <= 24
+    for one, other in zip(predictor.predict(pairs), whole, strict=True):
+        assert one["score_good"] == pytest.approx(other["score_good"], abs=1e-4)
+        assert one["score_bad"] == pytest.approx(other["score_bad"], abs=1e-4)
 
 
 def test_a_sentence_that_is_too_long_is_refused_or_cut(tmp_path: Path) -> None:
