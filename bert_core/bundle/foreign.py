@@ -32,6 +32,7 @@ FOREIGN_FILES = (
     "tokenizer.json",
     "vocab.txt",
     "tokenizer_config.json",
+    "added_tokens.json",
     "special_tokens_map.json",
     MODULES,
     POOLING,
@@ -67,20 +68,33 @@ def weight_files(folder: Path) -> list[str]:
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """The tensors under their names in the files; floating-point ones in fp32.
 
-    Raises: FormatError if a torch file holds anything but tensors.
+    Raises: FormatError if a torch file holds anything but tensors by name.
     """
     state: dict[str, Tensor] = {}
     for name in weight_files(folder):
         if name.endswith(".bin"):
             try:
-                state |= torch.load(folder / name, map_location="cpu", weights_only=True)
+                loaded = torch.load(folder / name, map_location="cpu", weights_only=True)
             except Exception as error:  # NOTE: from pickle, torch or zipfile
                 raise FormatError(
                     f"{name} is not a file of tensors only ({first_line(str(error))})"
                 ) from error
+            state |= _tensors_by_name(name, loaded)
         elif not name.endswith(".json"):
             state |= load_file(folder / name)
     return {name: _single(tensor) for name, tensor in state.items()}
+
+
+def _tensors_by_name(file: str, loaded: Any) -> dict[str, Tensor]:
+    if not isinstance(loaded, dict):
+        raise FormatError(f"{file}: wanted tensors by name, got {type(loaded).__name__}")
+    for name, value in loaded.items():
+        if not isinstance(value, Tensor):
+            raise FormatError(
+                f"{file}: wanted tensors by name, {name!r} is {type(value).__name__}: save the "
+                "model's state_dict() alone"
+            )
+    return loaded
 
 
 def _single(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from bert_core.errors import FormatError
 from bert_core.model.families import LAYOUTS
 from bert_core.model.hf import encoder_config_from_huggingface
 
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "added_tokens.json")
 """What `Tokenizer.load` reads."""
 # Without a family a config counts as BERT's, as in the oldest checkpoints, if it has these.
 _SIZES = {"hidden_size", "num_hidden_layers", "vocab_size"}

@@ -38,6 +38,15 @@ TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
 PUNCTUATION = frozenset(string.punctuation)
 MOST_UNREACHABLE = 0.25
 """Largest share of such entries in a `vocab.txt` of BERT's: published ones have some."""
+# Classes of transformers, without `Tokenizer` and `Fast`, that read a `vocab.txt` as BERT does.
+BERTS = {
+    "Bert", "BertLegacy", "DistilBert", "Electra", "MPNet", "MobileBert", "ConvBert", "Funnel",
+    "LayoutLM", "LayoutLMv2", "Lxmert", "RetriBert", "SqueezeBert", "Splinter", "DPRContextEncoder",
+    "DPRQuestionEncoder", "DPRReader",
+}  # fmt: skip
+ADDED, SETTINGS = "added_tokens.json", "tokenizer_config.json"
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+"""Of an added token."""
 # Vocabulary files of other layouts, which are not read.
 OTHER_FILES = ("vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 
@@ -153,14 +162,21 @@ class Tokenizer:
     def load(cls, folder: str | Path) -> "Tokenizer":
         """Read `tokenizer.json`, or else `vocab.txt`, at a path or a URI.
 
-        In the output of a stage that makes a bundle, they are the bundle's.
+        In the output of a stage that makes a bundle, they are the bundle's. As in transformers,
+        what `tokenizer_config.json` says of the casing and accents of BERT's WordPiece counts more
+        than what `tokenizer.json` says.
         Raises: FormatError if there is neither or the file cannot be read.
         """
         folder = folder_with(str(folder), "tokenizer.json", "vocab.txt") or str(folder)
         path = files.join(folder, "tokenizer.json")
+        settings = _settings(folder)
         if files.exists(path):
             try:
-                return cls(tokenizers.Tokenizer.from_buffer(files.read_bytes(path)))
+                inner = tokenizers.Tokenizer.from_buffer(files.read_bytes(path))
+                normalizer = inner.normalizer
+                if isinstance(normalizer, normalizers.BertNormalizer) and _is_of_bert(settings):
+                    inner.normalizer = _with_settings(normalizer, settings)
+                return cls(inner)
             except FormatError:
                 raise
             except Exception as error:  # NOTE: the library raises bare Exception
@@ -171,8 +187,16 @@ class Tokenizer:
         vocabulary = files.join(str(folder), "vocab.txt")
         if files.exists(vocabulary):
             tokens = _lines(vocabulary)
+            _check_is_of_bert(vocabulary, settings)
             _check_reachable(vocabulary, tokens)
-            return cls.from_vocabulary(tokens, **_normalizer_settings(str(folder)))
+            whole = cls.from_vocabulary(
+                tokens,
+                lowercase=bool(settings.get("do_lower_case", True)),
+                strip_accents=settings.get("strip_accents"),
+                chinese_characters=bool(settings.get("tokenize_chinese_chars", True)),
+            )
+            whole._add(_added_tokens(folder, settings), vocabulary)
+            return whole
         for name in OTHER_FILES:
             if files.exists(files.join(str(folder), name)):
                 raise FormatError(
@@ -184,6 +208,17 @@ class Tokenizer:
             f"{folder}: wanted tokenizer.json or vocab.txt, found neither: "
             "give a folder that `raybert vocab` wrote, or one in Hugging Face layout"
         )
+
+    def _add(self, tokens: Mapping[int, tokenizers.AddedToken], source: str) -> None:
+        """Raises: FormatError if a new token would not get its id."""
+        for number, token in sorted(tokens.items()):
+            self.inner.add_tokens([token])
+            if self.inner.token_to_id(token.content) != number:
+                raise FormatError(
+                    f"{source}: wanted the added token {token.content!r} to have the next id, "
+                    f"{self.inner.token_to_id(token.content)}, got {number}: correct its number in "
+                    f"{ADDED} or {SETTINGS}"
+                )
 
     def files(self, model_max_length: int = 512, *, segments: bool = True) -> dict[str, bytes]:
         """The files that transformers' AutoTokenizer reads, by name.
@@ -520,12 +555,46 @@ def unigram_normalizer(lowercase: bool) -> normalizers.Normalizer:
     return normalizers.Sequence([*steps, normalizers.Lowercase()] if lowercase else steps)
 
 
-def _normalizer_settings(folder: str) -> dict[str, Any]:
-    """The normalizer's settings in `tokenizer_config.json`, under our names."""
-    path = files.join(folder, "tokenizer_config.json")
-    settings = files.read_json(path) if files.exists(path) else {}
-    return {
-        "lowercase": bool(settings.get("do_lower_case", True)),
-        "strip_accents": settings.get("strip_accents"),
-        "chinese_characters": bool(settings.get("tokenize_chinese_chars", True)),
-    }
+def _settings(folder: str) -> dict[str, Any]:
+    """What `tokenizer_config.json` says; empty without the file."""
+    path = files.join(folder, SETTINGS)
+    return files.read_json(path) if files.exists(path) else {}
+
+
+def _is_of_bert(settings: Mapping[str, Any]) -> bool:
+    """Whether transformers reads the tokenizer by a class for BERT's WordPiece."""
+    name = str(settings.get("tokenizer_class") or "BertTokenizer")
+    return name.removesuffix("Fast").removesuffix("Tokenizer") in BERTS
+
+
+def _check_is_of_bert(path: str, settings: Mapping[str, Any]) -> None:
+    """Raises: FormatError if another class than BERT's cuts words in its own way first."""
+    if not _is_of_bert(settings):
+        raise FormatError(
+            f"{path}: wanted BERT's WordPiece, its {SETTINGS} names {settings['tokenizer_class']}, "
+            "which splits text in another way: use another model, or save the tokenizer with "
+            "transformers as a tokenizer.json, if it has that form"
+        )
+
+
+def _with_settings(normalizer: Any, settings: Mapping[str, Any]) -> normalizers.Normalizer:
+    return normalizers.BertNormalizer(
+        clean_text=normalizer.clean_text,
+        handle_chinese_chars=settings.get(
+            "tokenize_chinese_chars", normalizer.handle_chinese_chars
+        ),
+        strip_accents=settings.get("strip_accents", normalizer.strip_accents),
+        lowercase=settings.get("do_lower_case", normalizer.lowercase),
+    )
+
+
+def _added_tokens(folder: str, settings: Mapping[str, Any]) -> dict[int, tokenizers.AddedToken]:
+    """Tokens beside those of `vocab.txt` by id, wherever transformers' version keeps them."""
+    path = files.join(folder, ADDED)
+    listed = files.read_json(path) if files.exists(path) else {}
+    tokens = {number: tokenizers.AddedToken(content) for content, number in listed.items()}
+    for number, entry in dict(settings.get("added_tokens_decoder") or {}).items():
+        content = entry["content"]
+        flags = {name: bool(value) for name, value in entry.items() if name in FLAGS}
+        tokens[int(number)] = tokenizers.AddedToken(content, **flags)
+    return tokens

@@ -184,6 +184,8 @@ class HeadConfig:
     """Activation after the pooler's linear layer."""
     pooler_dropout: ShareBelowOne | None = 0.0
     """Dropout before the pooler's linear layer; None takes classifier_dropout (RoBERTa)."""
+    transform_activation: Activation | None = None
+    """Activation of the linear layer before vocabulary scores; None takes the feed-forward's."""
     classifier_dropout: ShareBelowOne | None = None
     """Dropout before a classifier; None takes hidden_dropout_prob."""
     span_dropout: ShareBelowOne = 0.0

@@ -260,6 +260,9 @@ def _modernbert_entries(entries: dict[str, Any]) -> dict[str, Any]:
                 f"layer_types = {kinds}: wanted {_KINDS[True]} first and at equal intervals, "
                 f"{_KINDS[False]} elsewhere"
             )
+    scaling = entries.get("rope_scaling") or {}
+    if scaling.get("rope_type", scaling.get("type", "default")) != "default":
+        raise ConfigError(f"rope_scaling = {scaling}: wanted none")
     for kind, name in ((_KINDS[True], "global_rope_theta"), (_KINDS[False], "local_rope_theta")):
         angles = dict(entries.get("rope_parameters", {})).get(kind) or {}
         if angles.get("rope_type", "default") != "default":
@@ -344,7 +347,7 @@ def _roberta(family: Family, title: str, vocab_size: int) -> Layout:
         defaults=EncoderConfig(
             family=family,
             embeddings=EmbeddingsConfig(vocab_size=vocab_size, position_offset=2, pad_token_id=1),
-            head=HeadConfig(pooler_dropout=None),
+            head=HeadConfig(pooler_dropout=None, transform_activation="gelu"),
         ),
     )
 
@@ -386,7 +389,7 @@ LAYOUTS: dict[str, Layout] = {
                 vocab_size=30527, position_offset=2, type_vocab_size=0, pad_token_id=1
             ),
             attention=BiasedAttentionConfig(),
-            head=HeadConfig(pooler_dropout=None),
+            head=HeadConfig(pooler_dropout=None, transform_activation="gelu"),
         ),
     ),
     "electra": _bert(
@@ -404,7 +407,9 @@ LAYOUTS: dict[str, Layout] = {
             hidden_size=256,
             attention=AttentionConfig(num_heads=4),
             feed_forward=FeedForwardConfig(intermediate_size=1024),
-            head=HeadConfig(pooler_activation="gelu", pooler_dropout=None),
+            head=HeadConfig(
+                pooler_activation="gelu", pooler_dropout=None, transform_activation="gelu"
+            ),
         ),
     ),
     "distilbert": Layout(

@@ -70,17 +70,23 @@ def from_huggingface(
 ) -> dict[str, Tensor]:
     """The reverse of `to_huggingface`, for files of any transformers version.
 
-    Old files with `gamma` and `beta`, bare encoders without the prefix, and files with
-    `position_ids` and the tied decoder are all read. Heads unknown to this project are dropped.
+    Old files with `gamma` and `beta`, bare encoders without the prefix, all names with torch's
+    `module.` before them, and files with `position_ids` and the tied decoder, or only the decoder,
+    are all read. Heads unknown to this project are dropped.
 
     Args:
         name: the file's class, which determines what a `classifier` is.
     Raises: FormatError if the encoder has a tensor that the family lacks, if query, key or value is
-        missing or has another shape, or if the decoder is not the word embedding.
+        missing or has another shape, or if the decoder is not the word embedding, or has a bias of
+        its own.
     """
     layout = LAYOUTS[config.family]
     theirs = _modern(state, layout)
     names = _readable(layout, name.removeprefix(layout.title))
+    has_decoder = any("objectives.mlm." in (_renamed(one, names) or "") for one in theirs)
+    for twin, original in layout.tied.items():
+        if twin in theirs and original not in theirs and has_decoder:
+            theirs[original] = theirs[twin]
     renamed: dict[str, Tensor] = {}
     parts_of_qkv: dict[str, dict[str, Tensor]] = {}
     thirds = {layout.prefix + part: part for part in layout.split or ()}
@@ -98,7 +104,7 @@ def from_huggingface(
                 _check_shape(name, tensor, 3 * config.hidden_size, config)
             renamed[ours] = _by_kind(tensor, heads) if by_head else tensor
         elif name in layout.tied:
-            if name.endswith(".weight"):  # no current version reads a second bias
+            if has_decoder:
                 _check_tied(name, layout.tied[name], theirs)
         elif name.startswith(layout.prefix) and not _ignored(name, config):
             raise FormatError(
@@ -170,11 +176,12 @@ _BARE = (
     "final_norm.",
     "pooler.",
 )
+_PARALLEL = "module."
+"""What torch's DataParallel and DistributedDataParallel put before every name."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _REQUIRED = {
     "is_decoder": False,
     "position_embedding_type": "absolute",
-    "tie_word_embeddings": True,
 }
 # Hugging Face has three names for the tanh approximation and two for the exact GELU.
 _ACTIVATIONS = {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
@@ -232,6 +239,8 @@ def _qkv_module(name: str) -> str:
 
 def _modern(state: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """The tensors under the names that current transformers uses."""
+    if state and all(name.startswith(_PARALLEL) for name in state):
+        state = {name.removeprefix(_PARALLEL): tensor for name, tensor in state.items()}
     bare = not any(name.startswith(layout.prefix) for name in state)
     modern = {}
     for name, tensor in state.items():
@@ -261,7 +270,7 @@ def _check_tied(name: str, twin: str, theirs: Mapping[str, Tensor]) -> None:
         problem = "got others" if twin in theirs else "which is missing"
         raise FormatError(
             f"tensor {name}: wanted the values of {twin}, {problem}: "
-            "only a decoder tied to the word embedding is supported"
+            "only a decoder tied to the word embedding, with one bias, is supported"
         )
 
 

@@ -240,7 +240,8 @@ class Transform(nn.Module):
         """`inputs` is the width of the input, by default the encoder's."""
         super().__init__()
         self.dense = nn.Linear(inputs or config.hidden_size, size, bias=config.biases)
-        self.activation = ACTIVATIONS[config.feed_forward.activation]
+        activation = config.head.transform_activation or config.feed_forward.activation
+        self.activation = ACTIVATIONS[activation]
         self.norm = layer_norm(config, size)
 
     def forward(self, vectors: Float[Tensor, "*items inputs"]) -> Float[Tensor, "*items size"]:

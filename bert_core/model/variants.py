@@ -60,7 +60,7 @@ def _roberta(
             type_vocab_size=1,
             pad_token_id=1,
         ),
-        head=HeadConfig(pooler_dropout=None),
+        head=HeadConfig(pooler_dropout=None, transform_activation="gelu"),
         **_sizes(hidden, layers, heads),
     )
     return Variant(
@@ -79,7 +79,7 @@ def _electra(
     config = EncoderConfig(
         family="electra",
         embeddings=EmbeddingsConfig(size=embeddings),
-        head=HeadConfig(pooler_activation="gelu", pooler_dropout=None),
+        head=HeadConfig(pooler_activation="gelu", pooler_dropout=None, transform_activation="gelu"),
         **_sizes(hidden, layers, heads),
     )
     return Variant(config=config, paper="Clark et al. 2020, table 6", published=published)
@@ -211,7 +211,7 @@ VARIANTS: dict[str, Variant] = {
                 type_vocab_size=0,
                 pad_token_id=1,
             ),
-            head=HeadConfig(pooler_dropout=None),
+            head=HeadConfig(pooler_dropout=None, transform_activation="gelu"),
             **_sizes(768, 12, 12) | {"attention": BiasedAttentionConfig()},
         ),
         paper="Song et al. 2020, section 4.1",

@@ -314,10 +314,21 @@ def test_weights_in_other_files_are_read(written: str, tmp_path: Path) -> None:
 
 def test_weights_that_run_code_are_refused(tmp_path: Path) -> None:
     write_with_transformers(tmp_path, "BertModel")
-    (tmp_path / "model.safetensors").unlink()
+    parts = tmp_path / "before"
+    parts.mkdir()
+    (tmp_path / "model.safetensors").rename(parts / "model.safetensors")
     torch.save({"x": Path("anything")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(FormatError, match=r"pytorch_model\.bin is not a file of tensors only"):
         load_bundle(tmp_path)
+    tensors = load_file(parts / "model.safetensors")
+    for saved, message in (
+        ({"state_dict": tensors}, "'state_dict' is dict: save the model's state_dict"),
+        (tensors | {"step": 3}, "'step' is int"),
+        ([*tensors.values()], "wanted tensors by name, got list"),
+    ):
+        torch.save(saved, tmp_path / "pytorch_model.bin")
+        with pytest.raises(FormatError, match=message):
+            load_bundle(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"no zip")
     with pytest.raises(FormatError, match=r"pytorch_model\.bin is not a file of tensors only"):
         load_bundle(tmp_path)

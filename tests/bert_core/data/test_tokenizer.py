@@ -400,6 +400,80 @@ def test_a_vocabulary_whose_entries_bert_would_split_is_refused_alone(tmp_path: 
     assert Tokenizer.load(tmp_path).vocabulary[-1] == "##a"
 
 
+def written(folder: Path, tokenizer: Tokenizer | None = None, **settings: Any) -> Path:
+    """A folder with `vocab.txt` or a `tokenizer.json`, and `tokenizer_config.json`."""
+    folder.mkdir()
+    if tokenizer is None:
+        (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in VOCABULARY))
+    else:
+        tokenizer.inner.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def assert_equal_to_transformers(folder: Path, texts: list[str]) -> None:
+    theirs = AutoTokenizer.from_pretrained(folder)
+    ours = [e.ids for e in Tokenizer.load(folder).encode_batch(texts)]
+    assert ours == [theirs(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
+@pytest.mark.parametrize("name", ["BertTokenizer", "DistilBertTokenizerFast", None])
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_the_settings_beside_a_tokenizer_count_as_in_transformers(
+    name: str | None, *, lowercase: bool, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_vocabulary(VOCABULARY, lowercase=lowercase)
+    named = {} if name is None else {"tokenizer_class": name}
+    for number, beside in enumerate(
+        (
+            {"do_lower_case": True},
+            {"do_lower_case": False},
+            {"do_lower_case": True, "strip_accents": False},
+            {"do_lower_case": False, "tokenize_chinese_chars": False},
+        )
+    ):
+        folder = written(tmp_path / str(number), tokenizer, **named, **beside)
+        assert_equal_to_transformers(folder, TRICKY)
+
+
+def test_a_fast_tokenizer_is_read_as_it_is_whatever_stands_beside_it(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True)
+    other = {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False}
+    folder = written(tmp_path / "fast", tokenizer, **other)
+    assert_equal_to_transformers(folder, TRICKY)
+    assert Tokenizer.load(folder).digest == tokenizer.digest
+
+
+@pytest.mark.parametrize("kept", ["added_tokens.json", "decoder", "decoder, normalized"])
+def test_tokens_that_were_added_to_a_vocabulary_are_read(kept: str, tmp_path: Path) -> None:
+    count, words = len(VOCABULARY), ["[E1]", "XY"]
+    decoder = {
+        str(count + n): {"content": word, "normalized": "normalized" in kept, "special": n == 0}
+        for n, word in enumerate(words)
+    }
+    settings: dict[str, Any] = {"added_tokens_decoder": decoder} if "decoder" in kept else {}
+    folder = written(tmp_path / "vocabulary", tokenizer_class="BertTokenizer", **settings)
+    if not settings:
+        listed = {word: count + n for n, word in enumerate(words)}
+        (folder / "added_tokens.json").write_text(json.dumps(listed))
+    assert_equal_to_transformers(folder, ["a [E1] b", "a [e1] b", "aXY b xy", "xy[E1]", "[E1]s"])
+    assert Tokenizer.load(folder).vocab_size == count + 2
+
+
+def test_an_added_token_with_an_id_that_it_cannot_have_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path / "vocabulary")
+    (folder / "added_tokens.json").write_text(json.dumps({"[E1]": len(VOCABULARY) + 7}))
+    with pytest.raises(FormatError, match=r"wanted the added token '\[E1\]' to have the next id"):
+        Tokenizer.load(folder)
+
+
+def test_a_vocabulary_of_another_class_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path / "japanese", tokenizer_class="BertJapaneseTokenizer")
+    with pytest.raises(FormatError, match=r"wanted BERT's WordPiece.*BertJapaneseTokenizer"):
+        Tokenizer.load(folder)
+
+
 def test_a_wordpiece_with_settings_that_change_ids_has_another_digest() -> None:
     def digest(change: Callable[[dict[str, Any]], object]) -> str:
         contents = json.loads(Tokenizer.from_vocabulary(VOCABULARY, lowercase=True).inner.to_str())

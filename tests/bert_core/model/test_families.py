@@ -359,6 +359,23 @@ def test_outputs_hidden_states_gradients_and_names_equal_transformers(
             torch.testing.assert_close(found[name], gradient, atol=1e-4, rtol=0, msg=name)
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu_new"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("modernbert")])
+def test_masked_words_have_transformers_scores_whatever_the_activation(
+    kind: str, activation: str
+) -> None:
+    """Some families have a GELU before vocabulary scores whatever the layers have."""
+    entries = KINDS[kind] | {"activation" if kind == "distilbert" else "hidden_act": activation}
+    config = encoder_config_from_huggingface(entries)
+    ours = built(config, ("mlm",))
+    theirs = their_class(dict(entries), ("mlm",), architecture(config, frozenset({"mlm"})))
+    load_into_theirs(theirs, ours.state_dict(), config)
+    padded, _ = batches()
+    real = padded["attention_mask"] == 1
+    expected = forward_of(entries, theirs, padded, choices=False).logits[real]
+    torch.testing.assert_close(ours.logits(padded)["mlm"], expected, atol=1e-5, rtol=0)
+
+
 @pytest.mark.skipif(not fix_products(), reason="this CPU's products depend on their shape")
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_inference_mode_a_row_is_the_same_to_the_bit_in_any_company(kind: str) -> None:

@@ -140,12 +140,38 @@ def test_a_class_has_the_objectives_that_it_was_made_for() -> None:
             architecture(config, frozenset(objectives))
 
 
-def test_a_second_bias_of_the_decoder_is_not_read() -> None:
+def test_the_decoder_has_one_bias_under_either_name() -> None:
     config = encoder_config_from_huggingface(SIZES | {"model_type": "albert"})
     state = state_of("mlm", config=config)
-    theirs = to_huggingface(state, config) | {"predictions.decoder.bias": torch.zeros(97)}
-    again = from_huggingface(theirs, config, "AlbertForMaskedLM")
-    assert all(torch.equal(again[name], state[name]) for name in state)
+    theirs = to_huggingface(state, config)
+    second = theirs["predictions.bias"].clone()
+    both = theirs | {"predictions.decoder.bias": second}
+    only_decoder = {name: one for name, one in both.items() if name != "predictions.bias"}
+    for files in (both, only_decoder):
+        again = from_huggingface(files, config, "AlbertForMaskedLM")
+        assert again.keys() == state.keys()
+        assert all(torch.equal(again[name], state[name]) for name in state)
+    other = theirs | {"predictions.decoder.bias": second + 1}
+    with pytest.raises(FormatError, match=r"decoder\.bias: wanted the values of predictions\.bias"):
+        from_huggingface(other, config, "AlbertForMaskedLM")
+
+
+def test_a_file_may_hold_the_decoder_alone_and_names_of_parallel_training() -> None:
+    state = state_of("mlm")
+    theirs = to_huggingface(state, CONFIG)
+    words = theirs.pop("bert.embeddings.word_embeddings.weight")
+    theirs["cls.predictions.decoder.weight"] = words
+    parallel = {f"module.{name}": tensor for name, tensor in theirs.items()}
+    for files in (theirs, parallel):
+        again = from_huggingface(files, CONFIG, "BertForMaskedLM")
+        assert again.keys() == state.keys()
+        assert all(torch.equal(again[name], state[name]) for name in state)
+
+
+def test_an_untied_decoder_matters_only_to_a_head_for_masked_words() -> None:
+    config = encoder_config_from_huggingface(SIZES | {"tie_word_embeddings": False})
+    theirs = to_huggingface(state_of("classification"), config)
+    assert from_huggingface(theirs, config, "BertForSequenceClassification")
 
 
 def test_configs_say_what_transformers_means_where_they_are_silent() -> None:
@@ -171,7 +197,6 @@ def test_the_config_of_every_variant_goes_there_and_back(name: str) -> None:
         ({"model_type": ["bert"]}, "model_type = .'bert'.: wanted one of the families"),
         ({"is_decoder": True}, "is_decoder = True: wanted False"),
         ({"position_embedding_type": "relative_key"}, "wanted 'absolute'"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings = False: wanted True"),
         ({"hidden_size": 30}, "does not describe a Bert: hidden_size: wanted .*, got 30"),
         ({"model_type": "albert", "num_hidden_groups": 2}, "num_hidden_groups = 2: wanted 1"),
         ({"model_type": "deberta"}, "relative_attention = False: wanted True"),
@@ -198,6 +223,10 @@ def test_the_config_of_every_variant_goes_there_and_back(name: str) -> None:
         (
             {"model_type": "modernbert", "global_attn_every_n_layers": 0},
             "global_every: wanted at least 1, got 0",
+        ),
+        (
+            {"model_type": "modernbert", "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            "rope_scaling = .*yarn.*: wanted none",
         ),
         ({"model_type": "modernbert", "rope_parameters": "yarn"}, "does not describe a ModernBert"),
         (
