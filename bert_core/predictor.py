@@ -224,6 +224,12 @@ def _task_of(
     task = able.get(name or usual)
     if task is None:
         raise FormatError(_unable(bundle, name, able, folder))
+    if task.headless and bundle.unread_modules and "pooling" not in options:
+        raise ConfigError(
+            f"options: wanted a pooling, since sentence-transformers computes the vectors of "
+            f"{folder} by modules that are not read here ({bundle.unread_modules}): set pooling to "
+            "mean or cls for vectors of its encoder alone, or give another model"
+        )
     if not options:
         return task
     shares_head = usual in task.shares_head_with and bundle.task is not None

@@ -15,7 +15,15 @@ from bert_core.errors import FormatError
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.feature_extraction import POOLING, FeatureExtraction
-from bert_core.tasks.modules import ABOUT, MODULES, OLD_SETTINGS, SAYS, SETTINGS, settings_of
+from bert_core.tasks.modules import (
+    ABOUT,
+    MODULES,
+    OLD_SETTINGS,
+    SAYS,
+    SETTINGS,
+    described,
+    settings_of,
+)
 from bert_core.tasks.sparse_embedding import SPLADE_POOLING
 from bert_core.wording import first_line
 
@@ -137,6 +145,11 @@ def task_of_modules(folder: Path, *, bare: bool) -> Task | None:
     if (folder / MODULES).is_file():
         return next(filter(None, (task.from_modules(read) for task in TASKS.values())), None)
     return FeatureExtraction() if bare else None
+
+
+def unread_modules(folder: Path) -> str:
+    """The modules that sentence-transformers lists; empty if it lists none."""
+    return described(partial(_read, folder))
 
 
 def _read(folder: Path, name: str) -> Any:

@@ -21,6 +21,7 @@ from bert_core.bundle.foreign import (
     read_weights,
     task_of_modules,
     task_of_transformers,
+    unread_modules,
     weight_files,
 )
 from bert_core.bundle.layout import (
@@ -95,6 +96,9 @@ class Bundle:
     including those of its parents and teachers."""
     examples: tuple[Any, ...] = ()
     """A few inputs of its task from its own data, as a caller sends them."""
+    unread_modules: str = ""
+    """The modules by which sentence-transformers computes its vectors, where this project cannot
+    compute them."""
 
     def examples_for(self, task: Task) -> tuple[Any, ...]:
         """`examples`, if they are inputs of this task."""
@@ -266,6 +270,7 @@ def load_bundle(folder: str | Path) -> Bundle:
         submodels={path.parent.name: path.parent for path in folder.glob(f"*/{RECORD}")},
         trained_rows=np.load(folder / TRAINED_ROWS) if TRAINED_ROWS in sha256s else NO_ROWS,
         examples=tuple((record or {}).get("examples", ())),
+        unread_modules=unread_modules(folder) if record is None and task is None else "",
     )
 
 

@@ -18,7 +18,16 @@ from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, Kind, Options, Parameters, Task
-from bert_core.tasks.modules import ABOUT, MODULES, SETTINGS, Read, kinds_of, longest_of, modules_of
+from bert_core.tasks.modules import (
+    ABOUT,
+    MODULES,
+    SETTINGS,
+    Read,
+    kinds_of,
+    longest_of,
+    lowers_case,
+    modules_of,
+)
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextInput
 
@@ -197,6 +206,8 @@ class FeatureExtraction(Task):
     def from_modules(cls, read: Read) -> "FeatureExtraction | None":
         kinds, config = kinds_of(read), read(POOLING) or {}
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+            return None
+        if config.get("include_prompt") is False or lowers_case(read):
             return None
         modes = [name for name, value in config.items() if name[:13] == "pooling_mode_" and value]
         for pooling, mode in _MODES.items():

@@ -34,10 +34,35 @@ def kinds_of(read: Read) -> list[str]:
     return [str(module.get("type", "")).rpartition(".")[2] for module in read(MODULES) or ()]
 
 
+def described(read: Read) -> str:
+    """The modules in their order, each with what its settings turn on, or leave out of a prompt;
+    empty if the folder does not list them."""
+    modules = []
+    for kind, module in zip(kinds_of(read), read(MODULES) or (), strict=True):
+        path = module.get("path")
+        settings = (read(f"{path}/config.json") if path else _transformer_settings(read)) or {}
+        flags = [
+            name if value else f"{name} = false"
+            for name, value in settings.items()
+            if isinstance(value, bool) and value != (name == "include_prompt")
+        ]
+        modules.append(f"{kind} ({', '.join(flags)})" if flags else kind)
+    return ", ".join(modules)
+
+
+def lowers_case(read: Read) -> bool:
+    """Whether texts are to be lower-cased although the tokenizer does not say that it does so."""
+    lowers = _transformer_settings(read).get("do_lower_case", False)
+    return bool(lowers) and not (read(TOKENIZER) or {}).get("do_lower_case", False)
+
+
+def _transformer_settings(read: Read) -> dict[str, Any]:
+    return next(filter(None, map(read, (SETTINGS, *OLD_SETTINGS))), {})
+
+
 def longest_of(read: Read) -> int | None:
     """Tokens at which texts are cut; None if no file says so."""
-    settings: dict[str, Any] = next(filter(None, map(read, (SETTINGS, *OLD_SETTINGS))), {})
-    longest = settings.get("max_seq_length")
+    longest = _transformer_settings(read).get("max_seq_length")
     if longest is None:  # since version 5.4 only the tokenizer says it
         longest = (read(TOKENIZER) or {}).get("model_max_length")
     return longest if isinstance(longest, int) and longest < MOST_TOKENS else None

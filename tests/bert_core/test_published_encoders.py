@@ -17,6 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.windows import ids_of, with_special_tokens
+from bert_core.errors import ConfigError, FormatError
 from bert_core.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtractionParameters
 from tests import tiny
@@ -126,6 +127,43 @@ def test_vectors_are_those_of_sentence_transformers(
     np.testing.assert_allclose(
         Predictor(tmp_path / "again", device="cpu").predict(TEXTS, cut), wanted, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("dense", r"Dense, Normalize\)"),
+        ("max", r"Pooling \(pooling_mode_max_tokens\)"),
+        ("prompt", r"include_prompt = false"),
+        ("lower case", r"Transformer \(do_lower_case\)"),
+        ("path", r"Transformer, Pooling"),
+    ],
+)
+def test_vectors_that_cannot_be_computed_as_sentence_transformers_does_are_not_given(
+    changed: str, said: str, tmp_path: Path
+) -> None:
+    as_sentence_transformers(tmp_path, "multilingual-e5-base")
+    folder = tmp_path / "st"
+    modules = json.loads((folder / "modules.json").read_text())
+    pooling = {"pooling_mode_mean_tokens": changed != "max", "include_prompt": changed != "prompt"}
+    pooling |= {"pooling_mode_max_tokens": changed == "max"}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(dict(sorted(pooling.items()))))
+    if changed == "dense":
+        dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.Dense"}
+        modules.insert(2, dense)
+    if changed == "lower case":
+        settings = {"max_seq_length": LONGEST, "do_lower_case": True}
+        (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    if changed == "path":
+        (folder / "1_Pooling").rename(folder / "1_Mean")
+        modules[1]["path"] = "1_Mean"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for task in ("feature-extraction", "sentence-similarity"):
+        with pytest.raises(ConfigError, match=rf"wanted a pooling.*{said}"):
+            Predictor(folder, device="cpu", task=task)
+        Predictor(folder, device="cpu", task=task, options={"pooling": "mean"})
+    with pytest.raises(FormatError, match="wanted a bundle for a task"):
+        Predictor(folder, device="cpu")
 
 
 @pytest.mark.parametrize("name", ["bge-m3", "all-mpnet-base-v2", list(PUBLISHED)[-1]])
