@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch.nn import functional
 
 from bert_core.bundle.format import load_bundle
+from bert_core.bundle.weights import require_weights
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Ids, Pieces, Window, pieces_of, with_special_tokens
 from bert_core.predictor import Predictor
@@ -94,7 +95,7 @@ class Candidates:
         """
         self._count = count
         self._predictor = Predictor(folder, task="fill-mask") if fill_masks else None
-        bundle = load_bundle(folder)
+        bundle = require_weights(load_bundle(folder))
         self._tokenizer = bundle.tokenizer
         self._table = functional.normalize(bundle.state[_EMBEDDINGS], dim=-1)
         self._surfaces = _surfaces(bundle.tokenizer, len(self._table))

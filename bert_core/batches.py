@@ -76,6 +76,12 @@ def pack(
     }
 
 
+def longest_row(positions: int) -> int:
+    """The longest row of a model with so many positions: padding it, to a multiple of 8, never
+    exceeds the last one."""
+    return positions // PAD_MULTIPLE * PAD_MULTIPLE
+
+
 def _width(lengths: Integer[np.ndarray, "rows"]) -> int:
     return -(-int(lengths.max()) // PAD_MULTIPLE) * PAD_MULTIPLE
 

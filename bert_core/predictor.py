@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from bert_core.batches import PAD_MULTIPLE
+from bert_core.batches import longest_row
 from bert_core.bundle.format import Bundle, load_bundle
 from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.bundle.weights import build_model
@@ -86,8 +86,7 @@ class Predictor:
         own_folder = None if isinstance(folder, Bundle) else Path(folder)
         build = partial(_backend, bundle, self.task, own_folder, device)
         executions = possible_executions(bundle, where, backend or AUTO, precision)
-        # A multiple of `pad`'s step, so that padding never exceeds the last position.
-        self.max_length = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
+        self.max_length = longest_row(bundle.encoder_config.max_length)
         if backend == AUTO and prefer is None and len(executions) > 1:
             self.backend = self._fastest(bundle, executions, build)
         else:

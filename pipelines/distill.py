@@ -185,7 +185,14 @@ def _on_labelled_rows(
         _check_unscored(config)
     options = _options(config, teacher)
     learned = teacher.task is not None and teacher.task.name == config.task and not kind.headless
-    task, parts = read_parts(config, kind, options, teacher.task if learned else None)
+    known = kind(teacher.task.labels, options) if learned and teacher.task is not None else None
+    task, parts = read_parts(config, kind, options, known)
+    longest = known and teacher.task and teacher.task.max_length
+    if longest and "max_length" in kind.own_options and longest != config.max_length:
+        say(
+            f"distill: windows of {config.max_length} tokens, but the teacher was trained on "
+            f"{longest}: --max_length {longest} gives the student the same"
+        )
     pair = _teacher_student(config, folders)
     student = pair.load_student(teacher)
     task = task.adapted(student.state)
@@ -226,17 +233,27 @@ def _check_unscored(config: DistillConfig) -> None:
 
 
 def _options(config: DistillConfig, teacher: "Bundle") -> "Options":
-    """The options of the task; by default the teacher's, if it has the same task.
+    """The options of the task; by default the teacher's, if it has the same task, but for those
+    about its own sizes.
 
-    Raises: ConfigError if they differ from those that the teacher's head was trained with.
+    Raises: ConfigError if one that a head depends on differs from what the teacher's was trained
+        with.
     """
     from bert_core.tasks.catalog import TASKS
 
     kind = TASKS[config.task]
     if teacher.task is None or teacher.task.name != config.task:
         return kind.options_of(config.options)
-    options = kind.options_of(teacher.task.record["options"] | config.options)
-    if not kind.headless and options != teacher.task.chosen:
+    inherited = teacher.task.record["options"]
+    options = kind.options_of(
+        {name: value for name, value in inherited.items() if name not in kind.own_options}
+        | config.options
+    )
+
+    def of_head(options: "Options") -> dict[str, Any]:
+        return {name: one for name, one in vars(options).items() if name not in kind.free_options}
+
+    if not kind.headless and of_head(options) != of_head(teacher.task.chosen):
         raise ConfigError(
             f"options: wanted those that the teacher {config.teacher} was trained with, "
             f"{teacher.task.record['options']}, got {config.options}: leave them out"
@@ -275,17 +292,24 @@ def _against_teacher(
     sets: Mapping[str, LabelledSet],
     counts: Mapping[str, Any],
 ) -> dict[str, float]:
-    """The teacher's metrics on the held-out rows, and the share of the main one that the student
-    keeps; empty without held-out rows, or if the teacher's scores are not learned."""
+    """The teacher's metrics on the held-out rows, read as `raybert evaluate` reads them, and the
+    share of the main one that the student keeps; empty without held-out rows, or if the teacher's
+    scores are not learned."""
+    from bert_core.batches import longest_row
     from bert_core.scores import scores_of
 
     if HELD_OUT not in sets or not pair.losses.soft:
         return {}
     assert pair.task is not None
-    rows, windows = sets[HELD_OUT].rows, sets[HELD_OUT].windows
+    task, rows = pair.task, sets[HELD_OUT].rows
+    if teacher.task is not None and teacher.task.name == task.name:
+        own = {name: getattr(teacher.task.chosen, name) for name in task.own_options}
+        task = type(task)(task.labels, replace(task.chosen, **own))
+    longest = longest_row(teacher.encoder_config.max_length)
+    windows = task.encode(rows, teacher.tokenizer, longest)
     model = pair.build_teacher(teacher, scored=True).eval()
     scores = scores_of(model, windows, teacher.tokenizer.pad_id)
-    metrics = pair.task.metrics(pair.task.compare(rows, pair.task.decode(rows, windows, scores)))
+    metrics = task.metrics(task.compare(rows, task.decode(rows, windows, scores)))
     main = counts["primary_metric"]
     figures = {f"teacher_{name}": value for name, value in metrics.items()}
     if metrics[main] > 0:

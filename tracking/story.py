@@ -182,8 +182,10 @@ def _finetune_sentence(counts: Counts) -> str:
     seeds, base = len(counts["seeds"]), counts.get(f"baseline_{main}")
     spread = f" ± {figure(main, counts[f'{main}_std'])} over {seeds} seeds" if seeds > 1 else ""
     than = "" if base is None else f" (without reading the text: {figure(main, base)})"
+    rows = counts["train_rows"] - counts.get("augmented_rows", 0)
+    how = "Distilled from its teacher" if "teacher_parameters" in counts else "Fine-tuned"
     return (
-        f"Fine-tuned on {counts['train_rows']:,} labelled rows, it reaches {words(main)} "
+        f"{how} on {rows:,} labelled rows, it reaches {words(main)} "
         f"{figure(main, value)}{spread} on {counts['held_out_rows']:,} rows it has not seen{than}."
     )
 

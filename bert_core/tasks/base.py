@@ -90,6 +90,10 @@ class Task(ABC):
     """Class of the parameters that `decode` takes."""
     options: ClassVar[type[Options]] = Options
     """Class of the task's options."""
+    free_options: ClassVar[frozenset[str]] = frozenset()
+    """Those that a head does not depend on: a student may have others than its teacher."""
+    own_options: ClassVar[frozenset[str]] = frozenset()
+    """Those about a model's own sizes, which its students do not take over."""
 
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     """Metrics that never decide between two models, because lower is better."""
@@ -167,6 +171,9 @@ class Task(ABC):
     def adapted(self, tensors: Container[str]) -> "Task":
         """The task as done by a model with weights of these names."""
         return self
+
+    def check_rows(self, rows: Sequence[Row]) -> None:  # noqa: B027 (most tasks learn from any row)
+        """Raises: CorpusError naming a training row that nothing can be learned from."""
 
     def trained_at(self, max_length: int) -> "Task":
         """The task as done by a model that is trained on windows of at most `max_length` ids."""

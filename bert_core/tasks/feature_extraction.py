@@ -169,6 +169,7 @@ class FeatureExtraction(Task):
     shared = ("text",)
     parameters = FeatureExtractionParameters
     options = FeatureExtractionOptions
+    own_options = frozenset({"layer", "dimensions"})
     examples = ("A text to find again.",)
     cell_types: Mapping[str, pa.DataType] = {"vector": pa.list_(pa.float32())}
 

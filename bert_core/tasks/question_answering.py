@@ -6,7 +6,7 @@ windows compete by score; a span that occurs in several windows gets its best sc
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -166,6 +166,8 @@ class QuestionAnswering(Task):
     single_is_bare = True
     parameters = QuestionAnsweringParameters
     options = QuestionAnsweringOptions
+    free_options = frozenset(field.name for field in fields(QuestionAnsweringOptions))
+    own_options = frozenset({"max_length"})
     shared = ("context",)
     examples = (
         {"question": "Where is the tower?", "context": "The Eiffel Tower stands in Paris."},
@@ -186,14 +188,17 @@ class QuestionAnswering(Task):
     def from_rows(
         cls, rows: Sequence[Row], options: QuestionAnsweringOptions | None = None
     ) -> "QuestionAnswering":
-        options = options or cls.options()
+        task = cls(options=options)
+        task.check_rows(rows)
+        return task
+
+    def check_rows(self, rows: Sequence[Row]) -> None:
         for number, row in enumerate(rows, 1):
-            if not row["answers"] and not options.no_answer:
+            if not row["answers"] and not self.chosen.no_answer:
                 raise CorpusError(
                     f"row {number}: wanted an answer, got none: set options.no_answer if "
                     "passages may contain none (SQuAD 2.0), or remove the row"
                 )
-        return cls(options=options)
 
     def trained_at(self, max_length: int) -> "QuestionAnswering":
         max_length = min(max_length, self.chosen.max_length or max_length)

@@ -93,6 +93,7 @@ class TextRanking(Task):
     shared = ("text",)
     parameters = TextRankingParameters
     options = TextRankingOptions
+    free_options = frozenset({"highest_score", "max_length"})
     examples = ({"text": "how do I open a file", "text_pair": "Use open to read a file."},)
     cell_types: Mapping[str, pa.DataType] = {"score": pa.float64()}
 

@@ -100,6 +100,8 @@ def read_parts(
     rows = read_labelled(config.train, "train", kind.shapes(options))
     rows = few_per_class(rows, config.rows_per_class)
     with rows_of(config.train.source):
+        if known is not None:
+            known.check_rows(rows)
         task = (known or kind.from_rows(rows, options)).trained_at(config.max_length)
     parts = divided(rows, task.groups(rows, task.chosen), config.selection)
     if config.held_out is not None:
@@ -258,9 +260,9 @@ def remarks_of(
 
 def _check_length(max_length: int, bundle: "Bundle", name: str) -> None:
     """Raises: ConfigError if rows may be longer than the bundle, named so, has positions."""
-    from bert_core.batches import PAD_MULTIPLE  # batches are padded to multiples of it
+    from bert_core.batches import longest_row
 
-    longest = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
+    longest = longest_row(bundle.encoder_config.max_length)
     if max_length > longest:
         raise ConfigError(
             f"max_length: wanted at most {longest}, the number of positions of {name}, "

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 def check_rows(folder: str, shards: ShardSet, encoder: EncoderConfig, name: str) -> None:
     """Raises: ConfigError if rows are too long for the encoder, or a split is empty."""
-    from bert_core.batches import PAD_MULTIPLE  # batches are padded to multiples of it
+    from bert_core.batches import longest_row
 
-    longest = encoder.max_length // PAD_MULTIPLE * PAD_MULTIPLE
+    longest = longest_row(encoder.max_length)
     if shards.max_length > longest:
         raise ConfigError(
             f"{folder}: wanted rows of at most {longest} tokens, the number of positions of "

@@ -148,8 +148,9 @@ class TeacherStudent:
 
         if self.task is None:
             return build_model(teacher, [])
-        task = self.task.adapted(teacher.state)
-        encoder = task.encoder_config(teacher.encoder_config)
+        task, encoder = self.task.adapted(teacher.state), teacher.encoder_config
+        if teacher.task is not None and teacher.task.name == task.name:
+            encoder = teacher.task.encoder_config(encoder)
         if scored and not _answers(teacher, task):
             known = "only pretrained" if teacher.task is None else f"for {teacher.task.name}"
             raise ConfigError(
