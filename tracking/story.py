@@ -89,6 +89,13 @@ def _finetune(counts: Counts) -> str:
     )
 
 
+def _distill(counts: Counts) -> str:
+    if "primary_metric" in counts:
+        return _finetune(counts)
+    before, after = counts[names.before(names.LOSS)], counts[names.after(names.LOSS)]
+    return f"held-out loss {before:.3g} → {after:.3g}"
+
+
 def _tune(counts: Counts) -> str:
     [metric] = [key for key in counts if key.startswith("selection_")][:1]
     chosen = ", ".join(f"{key} {value:g}" for key, value in counts["parameters"].items())
@@ -119,7 +126,7 @@ _RESULTS = {
     "prepare": _prepare,
     "pretrain": _pretrain,
     "finetune": _finetune,
-    "distill": _finetune,
+    "distill": _distill,
     "tune": _tune,
     "evaluate": _evaluate,
     "publish": _publish,

@@ -35,7 +35,7 @@ class JobServerConfig:
     """Which job server to ask."""
 
     address: str | None = None
-    """Job server of the cluster, e.g. http://head:8265; by default RAY_API_SERVER_ADDRESS or
+    """Job server of the cluster, e.g. http://localhost:8265; by default RAY_API_SERVER_ADDRESS or
     RAY_ADDRESS, else this machine's."""
     allow_open_cluster: bool = False
     """Use a Ray cluster even if it requires no token, so that anyone who reaches its ports can run

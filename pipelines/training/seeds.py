@@ -81,9 +81,12 @@ def learn(
     )
     records = read_records(config.local_folder)
     seeds = [_measured(records, index, steps) for index in range(len(config.seeds))]
+    if not trainable.answers:  # its head was not trained
+        seeds = [{"steps": seed["steps"]} for seed in seeds]
     selected_step = round(seeds[0]["steps"])
     values = {name: np.array([seed[name] for seed in seeds]) for name in seeds[0]}
-    main = task.main_metric({name.removeprefix(f"{SELECTION}_") for name in values})
+    measured = {name.removeprefix(f"{SELECTION}_") for name in values}
+    main = task.main_metric(measured) if trainable.answers else ""
     outputs = write_bundle(
         config,
         digest,
@@ -97,7 +100,8 @@ def learn(
         checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), selected_step),
     )
     baseline = _baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}
-    say(f"{stage}: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
+    came_to = _came_to(main, sets, values) if trainable.answers else ""
+    say(f"{stage}: {came_to}bundle in {files.join(config.output, BUNDLE)}")
     blind = baseline.get(f"baseline_{main}")
     if blind is not None and _has_learnt_little(task, main, float(values[main].mean()), blind):
         say(
@@ -112,7 +116,7 @@ def learn(
         "steps": steps,
         "seeds": [{"seed": seed} | each for seed, each in zip(config.seeds, seeds, strict=True)],
         names.TOKENS_PER_S: median_speed(records),
-        "primary_metric": main,
+        **({"primary_metric": main} if main else {}),
         **_spread(values),
         **baseline,
     }

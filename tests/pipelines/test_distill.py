@@ -168,6 +168,7 @@ def test_tinybert_goes_through_its_stages(on_shards: Distilling, on_rows: Distil
     )  # fmt: skip
     counts = distill.run(intermediate).counts
     assert load_bundle(f"{intermediate.output}/bundle").task is None, "its head learned nothing"
+    assert "primary_metric" not in counts
     assert counts["augmented_rows"] == 2 * 32
     assert counts["train_rows"] == 3 * 32
     prediction = on_rows(

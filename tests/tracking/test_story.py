@@ -42,6 +42,12 @@ def test_large_counts_are_rounded(number: float, told: str) -> None:
             {"trials": 4, "parameters": {"lr": 1e-3}, "selection_accuracy": 0.9},
             "best of 4: accuracy 90.0 %, lr 0.001",
         ),
+        (
+            "distill",
+            {"primary_metric": "f1", "seeds": [1], "f1_mean": 0.5, "f1_std": 0.0},
+            "F1 50.0 %",
+        ),
+        ("distill", {"loss_before": 2.307, "loss_after": 0.1473}, "held-out loss 2.31 → 0.147"),
         ("publish", {"version": "3", "is_champion": False}, "version 3"),
         ("predict", {"rows": 1200}, "1,200 rows"),
         ("pretrain", {"of": "another version"}, ""),
@@ -57,6 +63,11 @@ def test_a_sentence_holds_a_score_against_its_baseline() -> None:
     told = "Fine-tuned on 2,700 labelled rows, it reaches accuracy 80.0 % on 2,463 rows it has not "
     assert plain(sentence("finetune", counts)) == (
         f"{told}seen (without reading the text: 20.0 %)."
+    )
+    counts |= {"teacher_parameters": 9, "augmented_rows": 1700}
+    told = "Distilled from its teacher on 1,000 labelled rows, it reaches accuracy 80.0 % on 2,463 "
+    assert plain(sentence("distill", counts)) == (
+        f"{told}rows it has not seen (without reading the text: 20.0 %)."
     )
 
 
