@@ -1,6 +1,7 @@
 """Work that two processes do together as ranks of one group: this process and another."""
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ def on_two_ranks(work: Callable[[], Any], folder: Path) -> list[Any]:
 def _other(work: Callable[[], Any], folder: Path) -> None:
     torch.set_num_threads(1)
     torch.save(_as_rank(1, work, folder), folder / "1.pt")
+    os._exit(0)  # NOTE: gloo's threads may abort a process that ends as usual (pytorch#179291)
 
 
 def _as_rank(rank: int, work: Callable[[], Any], folder: Path) -> Any:

@@ -122,7 +122,7 @@ def test_workers_follow_the_nodes_and_losses_stay(
         lost = time.monotonic()
         cluster.remove_node(third, allow_graceful=False)
         wait("one trains again", lambda: workers(folder)[-1] == 1, process=process)
-        recovered("a node of a range of workers is lost", lost, 120)
+        recovered("an elastic run (`--num_workers [min,max]`) loses a node", lost, 120)
     found = losses(folder)
     loop = replace(config.loop, max_steps=len(found))
     pretrain.run(replace(config, output=str(tmp_path / "alone"), num_workers=0, loop=loop))
