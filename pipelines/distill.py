@@ -187,12 +187,8 @@ def _on_labelled_rows(
     learned = teacher.task is not None and teacher.task.name == config.task and not kind.headless
     known = kind(teacher.task.labels, options) if learned and teacher.task is not None else None
     task, parts = read_parts(config, kind, options, known)
-    longest = known and teacher.task and teacher.task.max_length
-    if longest and "max_length" in kind.own_options and longest != config.max_length:
-        say(
-            f"distill: windows of {config.max_length} tokens, but the teacher was trained on "
-            f"{longest}: --max_length {longest} gives the student the same"
-        )
+    if known is not None and "max_length" in kind.own_options:
+        _tell_other_windows(config.max_length, teacher.task)
     pair = _teacher_student(config, folders)
     student = pair.load_student(teacher)
     task = task.adapted(student.state)
@@ -218,6 +214,15 @@ def _on_labelled_rows(
         **_against_teacher(pair, teacher, sets, result.counts),
     }
     return replace(result, counts=counts)
+
+
+def _tell_other_windows(length: int, teachers: "Task | None") -> None:
+    longest = None if teachers is None else teachers.max_length
+    if longest not in (None, length):
+        say(
+            f"distill: windows of {length} tokens, but the teacher was trained on {longest}: "
+            f"--max_length {longest} gives the student the same"
+        )
 
 
 def _check_unscored(config: DistillConfig) -> None:

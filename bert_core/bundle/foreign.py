@@ -147,8 +147,9 @@ def task_of_modules(folder: Path, *, bare: bool) -> Task | None:
     return FeatureExtraction() if bare else None
 
 
-def unread_modules(folder: Path) -> str:
-    """The modules that sentence-transformers lists; empty if it lists none."""
+def listed_modules(folder: Path) -> str:
+    """The modules by which sentence-transformers computes vectors, and their settings, for
+    messages; empty if the folder lists none."""
     return described(partial(_read, folder))
 
 

@@ -18,10 +18,10 @@ from bert_core import files
 from bert_core.bundle.foreign import (
     FOREIGN_FILES,
     class_name,
+    listed_modules,
     read_weights,
     task_of_modules,
     task_of_transformers,
-    unread_modules,
     weight_files,
 )
 from bert_core.bundle.layout import (
@@ -270,7 +270,7 @@ def load_bundle(folder: str | Path) -> Bundle:
         submodels={path.parent.name: path.parent for path in folder.glob(f"*/{RECORD}")},
         trained_rows=np.load(folder / TRAINED_ROWS) if TRAINED_ROWS in sha256s else NO_ROWS,
         examples=tuple((record or {}).get("examples", ())),
-        unread_modules=unread_modules(folder) if record is None and task is None else "",
+        unread_modules=listed_modules(folder) if record is None and task is None else "",
     )
 
 

@@ -40,7 +40,7 @@ MOST_UNREACHABLE = 0.25
 """Largest share of such entries in a `vocab.txt` of BERT's: published ones have some."""
 # Classes of transformers, without `Tokenizer` and `Fast`, that read a `vocab.txt` as BERT does.
 BERTS = {
-    "Bert", "BertLegacy", "DistilBert", "Electra", "MPNet", "MobileBert", "ConvBert", "Funnel",
+    "Bert", "DistilBert", "Electra", "MPNet", "MobileBert", "ConvBert", "Funnel",
     "LayoutLM", "LayoutLMv2", "Lxmert", "RetriBert", "SqueezeBert", "Splinter", "DPRContextEncoder",
     "DPRQuestionEncoder", "DPRReader",
 }  # fmt: skip

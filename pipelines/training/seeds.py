@@ -85,8 +85,7 @@ def learn(
         seeds = [{"steps": seed["steps"]} for seed in seeds]
     selected_step = round(seeds[0]["steps"])
     values = {name: np.array([seed[name] for seed in seeds]) for name in seeds[0]}
-    measured = {name.removeprefix(f"{SELECTION}_") for name in values}
-    main = task.main_metric(measured) if trainable.answers else ""
+    main = task.main_metric({name.removeprefix(f"{SELECTION}_") for name in values})
     outputs = write_bundle(
         config,
         digest,
@@ -100,8 +99,7 @@ def learn(
         checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), selected_step),
     )
     baseline = _baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}
-    came_to = _came_to(main, sets, values) if trainable.answers else ""
-    say(f"{stage}: {came_to}bundle in {files.join(config.output, BUNDLE)}")
+    say(f"{stage}: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
     blind = baseline.get(f"baseline_{main}")
     if blind is not None and _has_learnt_little(task, main, float(values[main].mean()), blind):
         say(
@@ -116,7 +114,7 @@ def learn(
         "steps": steps,
         "seeds": [{"seed": seed} | each for seed, each in zip(config.seeds, seeds, strict=True)],
         names.TOKENS_PER_S: median_speed(records),
-        **({"primary_metric": main} if main else {}),
+        **({"primary_metric": main} if trainable.answers else {}),
         **_spread(values),
         **baseline,
     }
@@ -164,9 +162,10 @@ def _has_learnt_little(task: "Task", main: str, value: float, blind: float) -> b
 
 
 def _came_to(main: str, sets: dict[str, LabelledSet], values: dict[str, np.ndarray]) -> str:
-    """The result over all seeds, in words: on held-out rows, or else on selection rows."""
+    """The result over all seeds, in words: on held-out rows, or else on selection rows; empty if
+    neither was measured."""
     for name, key in ((HELD_OUT, main), (SELECTION, f"{SELECTION}_{main}")):
-        if name in sets:
+        if key in values:
             rows = counted(len(sets[name].rows), f"{name.replace('_', '-')} row")
             seeds = counted(len(values[key]), "seed")
             return f"{main} {values[key].mean():.1%} on {rows}, mean of {seeds}, "

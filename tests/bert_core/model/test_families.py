@@ -376,6 +376,39 @@ def test_masked_words_have_transformers_scores_whatever_the_activation(
     torch.testing.assert_close(ours.logits(padded)["mlm"], expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("dropped", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "deberta-v3"])
+def test_dropout_moves_hidden_states_as_far_as_transformers_does(kind: str, dropped: str) -> None:
+    entries = KINDS[kind] | {dropped: 0.2}
+    config = encoder_config_from_huggingface(entries)
+    ours = built(config, ("mlm",))
+    theirs = their_class(dict(entries), ("mlm",), architecture(config, frozenset({"mlm"})))
+    load_into_theirs(theirs, ours.state_dict(), config)
+    padded, packed = batches()
+    real = padded["attention_mask"] == 1
+
+    @torch.no_grad()
+    def moved(model: nn.Module, vectors: Callable[[], Tensor]) -> float:
+        still = vectors()
+        model.train()
+        torch.manual_seed(0)
+        return float(sum((vectors() - still).square().mean() for _ in range(200)) / 200)
+
+    wanted = moved(
+        theirs,
+        lambda: forward_of(entries, theirs, padded, choices=False).hidden_states[-1][real],
+    )
+    found = moved(
+        ours.encoder,
+        lambda: (
+            ours.encoder(
+                packed["input_ids"], packed["token_type_ids"], offsets=packed["offsets"]
+            ).hidden
+        ),
+    )
+    assert found == pytest.approx(wanted, rel=0.05)
+
+
 @pytest.mark.skipif(not fix_products(), reason="this CPU's products depend on their shape")
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_inference_mode_a_row_is_the_same_to_the_bit_in_any_company(kind: str) -> None:
