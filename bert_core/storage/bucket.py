@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -26,6 +26,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 # How long a server that this process has never reached is waited for.
 FIRST_CONTACT_S = 10.0
 AT_ONCE = 4
+SIGNALS_EVERY_S = 0.5
 SMALL_BYTES = 1 << 20
 MOST_PARTS = 10_000  # of one upload
 REMOVED_AT_ONCE = 1000
@@ -413,7 +414,8 @@ class Bucket:
 def _interruptible(request: Callable[[], T]) -> T:
     """Make a request so that a signal, such as Ctrl-C, can end the wait for its answer.
 
-    NOTE: while obstore waits in the main thread, which handles signals, none is handled.
+    NOTE: while obstore waits in the main thread, which handles signals, none is handled; and
+    CPython overlooks one that comes just before the main thread waits for a lock.
     """
     if threading.current_thread() is not threading.main_thread():
         return request()
@@ -426,6 +428,8 @@ def _interruptible(request: Callable[[], T]) -> T:
             answered.set_exception(error)
 
     threading.Thread(target=ask, name="raybert-request", daemon=True).start()
+    while not answered.done():
+        wait([answered], timeout=SIGNALS_EVERY_S)
     return answered.result()
 
 
