@@ -1,4 +1,8 @@
-"""Work that two processes do together as ranks of one group: this process and another."""
+"""Work that several processes do together as ranks of one group.
+
+NOTE: each rank is a process of its own that leaves at once when it is done: gloo's threads may
+abort a process that ends as usual (pytorch#179291), and one that runs tests would end them all.
+"""
 
 import multiprocessing
 import os
@@ -11,28 +15,34 @@ import torch
 from torch import distributed as dist
 
 
-def on_two_ranks(work: Callable[[], Any], folder: Path) -> list[Any]:
-    """What `work`, a function of a module, returns on each rank; `folder` is empty."""
-    other = multiprocessing.get_context("spawn").Process(target=_other, args=(work, folder))
-    other.start()
-    mine = _as_rank(0, work, folder)
-    other.join(timeout=60)
-    assert other.exitcode == 0
-    return [mine, torch.load(folder / "1.pt", weights_only=True)]
+def on_ranks(count: int, work: Callable[[], Any], folder: Path) -> list[Any]:
+    """What `work`, a function of a module, returns on each rank; `folder` keeps it.
+
+    Tensors are returned in containers of Python.
+    """
+    context = multiprocessing.get_context("spawn")
+    ranks = [
+        context.Process(target=_as_rank, args=(rank, count, work, folder)) for rank in range(count)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(timeout=120)
+    assert [process.exitcode for process in ranks] == [0] * count
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(count)]
 
 
-def _other(work: Callable[[], Any], folder: Path) -> None:
+def _as_rank(rank: int, count: int, work: Callable[[], Any], folder: Path) -> None:
     torch.set_num_threads(1)
-    torch.save(_as_rank(1, work, folder), folder / "1.pt")
-    os._exit(0)  # NOTE: gloo's threads may abort a process that ends as usual (pytorch#179291)
-
-
-def _as_rank(rank: int, work: Callable[[], Any], folder: Path) -> Any:
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=60),  # or a rank that failed would be waited for in vain
+    )
     try:
-        return work()
+        torch.save(work(), folder / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
+    os._exit(0)

@@ -1,13 +1,13 @@
 """What every objective keeps: sums and counts, whole gradients, fp32 losses, room for DDP."""
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch import distributed as dist
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,6 +21,7 @@ from bert_core.objectives.multiple_choice import MultipleChoice
 from bert_core.objectives.span import Span
 from bert_core.objectives.token_classification import TokenClassification
 from tests import tiny
+from tests.ranks import on_ranks
 
 CONFIG = tiny.encoder_config(120, dropout=0.0)
 DEBERTA = tiny.encoder_config(
@@ -277,19 +278,23 @@ def test_fp64_logits_keep_their_precision() -> None:
 def test_distributed_data_parallel_gives_the_same_gradient(
     names: tuple[str, ...], tmp_path: Path
 ) -> None:
-    batch = batch_of()
     alone = model_of(*names)
-    torch.stack([part.sum for part in alone(batch).values()]).sum().backward()
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model = model_of(*names)
-        wrapped = DistributedDataParallel(model, find_unused_parameters=False)
-        for _ in range(2):  # a parameter without a gradient fails the second pass
-            model.zero_grad()
-            torch.stack([part.sum for part in wrapped(batch).values()]).sum().backward()
-        torch.testing.assert_close(gradient(model), gradient(alone))
-    finally:
-        dist.destroy_process_group()
+    loss(alone, batch_of()).backward()
+    [wrapped] = on_ranks(1, partial(gradient_by_ranks, names), tmp_path)
+    torch.testing.assert_close(wrapped, gradient(alone))
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    return torch.stack([part.sum for part in model(batch).values()]).sum()
+
+
+def gradient_by_ranks(names: tuple[str, ...]) -> Tensor:
+    model = model_of(*names)
+    wrapped = DistributedDataParallel(model, find_unused_parameters=False)
+    for _ in range(2):  # a parameter without a gradient fails the second pass
+        model.zero_grad()
+        loss(wrapped, batch_of()).backward()
+    return gradient(model)
 
 
 @pytest.mark.parametrize("name", ["token_classification", FEATURES])

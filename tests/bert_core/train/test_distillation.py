@@ -16,7 +16,7 @@ from bert_core.train.config import LoopConfig
 from bert_core.train.loop import evaluate, training_steps
 from bert_core.train.parallel import rank_of_world
 from tests import tiny
-from tests.two_ranks import on_two_ranks
+from tests.ranks import on_ranks
 
 WORDS = [f"word{number}" for number in range(50)]
 TOKENIZER = tiny.tokenizer(WORDS)
@@ -86,7 +86,7 @@ def test_the_micro_batch_does_not_change_the_gradient(
 @pytest.mark.drill
 def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> None:
     alone = gradients(1 << 20)
-    ranks = on_two_ranks(gradients_of_rank, tmp_path)
+    ranks = on_ranks(2, gradients_of_rank, tmp_path)
     for number, most in enumerate([most for _, most in PRECISIONS] * 2):
         assert torch.equal(ranks[0][number][0], ranks[1][number][0])
         assert relative_error(ranks[0][number][0], alone[number][0]) < most

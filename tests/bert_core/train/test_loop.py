@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from bert_core.batches import RankBatches, ShardSource, row_lengths
@@ -49,6 +48,7 @@ from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
 from bert_core.train.sparse import sparse_gradients
 from tests import tiny
+from tests.ranks import on_ranks
 
 VOCABULARY, GLOBAL_BATCH, LONGEST = 60, 13, 32
 CONFIG = tiny.encoder_config(VOCABULARY, hidden_size=32, dropout=0.0)
@@ -164,31 +164,22 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
 PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
 
 
-def as_rank(rank: int, world_size: int, folder: Path) -> None:
-    """What one of several processes computes: it is kept in `folder`."""
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),  # or a rank that failed would be waited for in vain
-    )
-    try:
-        found: dict[str, Any] = {
-            f"{objective}{dtype}{' sharded' if sharded else ''}": gradient_of(
-                dtype, micro, rank, world_size, sharded, objective
-            )[0]
-            for objective in OBJECTIVES
-            for dtype, micro in [(torch.float64, 3), (torch.float32, 4)]
-            for sharded in (False, True)
-        }
-        assert from_rank_0(rank + 5.5) == 5.5
-        for name in ALGORITHMS:
-            of_one, own = folder / f"one {name}", folder / f"sharded {name}"
-            found[name], found[f"{name} evaluated"] = sharded_training(name, of_one, own)
-    finally:
-        dist.destroy_process_group()
-    torch.save(found, folder / f"{rank}.pt")
+def found_by_rank(folder: Path) -> dict[str, Any]:
+    """What one of several processes computes."""
+    rank, world_size = rank_of_world()
+    found: dict[str, Any] = {
+        f"{objective}{dtype}{' sharded' if sharded else ''}": gradient_of(
+            dtype, micro, rank, world_size, sharded, objective
+        )[0]
+        for objective in OBJECTIVES
+        for dtype, micro in [(torch.float64, 3), (torch.float32, 4)]
+        for sharded in (False, True)
+    }
+    assert from_rank_0(rank + 5.5) == 5.5
+    for name in ALGORITHMS:
+        of_one, own = folder / f"one {name}", folder / f"sharded {name}"
+        found[name], found[f"{name} evaluated"] = sharded_training(name, of_one, own)
+    return found
 
 
 ALGORITHMS: list[Algorithm] = ["adamw", "lamb"]
@@ -247,21 +238,12 @@ def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> N
         model, optimizer = part_of_training(name, range(3), tmp_path)
         with CheckpointWriter(str(tmp_path / f"one {name}"), run_digest="run") as writer:
             writer.save(3, model, optimizer)
-    others = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(world_size), str(tmp_path)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(1, world_size)
-    ]
     alone = {
         (objective, dtype): gradient_of(dtype, GLOBAL_BATCH, objective=objective)[0]
         for objective in OBJECTIVES
         for dtype, _ in PRECISIONS
     }
-    as_rank(0, world_size, tmp_path)
-    assert [process.wait(timeout=60) for process in others] == [0] * len(others)
-    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
+    ranks = on_ranks(world_size, partial(found_by_rank, tmp_path), tmp_path)
     for objective, dtype, kind in itertools.product(OBJECTIVES, PRECISIONS, ("", " sharded")):
         case = f"{objective}{dtype[0]}{kind}"
         for rank in ranks[1:]:
@@ -637,7 +619,3 @@ def test_totals_of_steps_are_means_over_items_not_over_steps() -> None:
         )
     summed = {"tokens": 10, "padded_tokens": 16, "flops": 200, "waited_s": 0.5}
     assert totals.means() == summed | {"mlm_loss": 3.0, "mlm_accuracy": 0.5, "loss": 6.0}
-
-
-if __name__ == "__main__":
-    as_rank(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -19,7 +19,7 @@ from bert_core.train.config import OptimizerConfig, Precision
 from bert_core.train.optim import build_optimizer, parameter_groups
 from bert_core.train.parallel import each_on_one_rank
 from tests import tiny
-from tests.two_ranks import on_two_ranks
+from tests.ranks import on_ranks
 
 CONFIG = tiny.encoder_config(40)
 OF_BERT = [PRETRAINING[name] for name in ("mlm", "nsp", "sop")]
@@ -202,7 +202,7 @@ def after_three_steps() -> dict[str, Tensor]:
 @pytest.mark.drill
 def test_ranks_that_share_muons_work_end_with_the_weights_of_one(tmp_path: Path) -> None:
     alone = after_three_steps()
-    for weights, doubled in on_two_ranks(share_the_work, tmp_path):
+    for weights, doubled in on_ranks(2, share_the_work, tmp_path):
         assert weights.keys() == alone.keys()
         assert all(torch.equal(weight, alone[name]) for name, weight in weights.items())
         assert torch.equal(doubled, torch.full((2, 3), 2.0))
