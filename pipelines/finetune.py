@@ -65,8 +65,8 @@ def _finetune(
 def build_seed_model(
     folder: Path, task: "Task", dropout: Dropout, from_scratch: bool, seed: int
 ) -> "ObjectiveModel":
-    """The encoder of the bundle in `folder`, with this dropout and a fresh head; fresh weights
-    follow the seed."""
+    """The encoder of the bundle in `folder` with this dropout, and its head if that is for the same
+    labels; fresh weights follow the seed."""
     import torch
 
     from bert_core.bundle.weights import build_model
@@ -80,4 +80,4 @@ def build_seed_model(
     objective = task.build_objective(bundle.encoder_config)
     if from_scratch:
         return ObjectiveModel(bundle.encoder_config, [objective])
-    return build_model(bundle, [objective])
+    return build_model(bundle, [objective], task=task)

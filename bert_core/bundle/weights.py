@@ -9,15 +9,24 @@ from bert_core.bundle.layout import WEIGHTS
 from bert_core.errors import FormatError
 from bert_core.model.sharing import load_plain_state, plain_state
 from bert_core.objectives.base import Objective, ObjectiveModel
+from bert_core.tasks.base import Task
 
 
 def build_model(
-    bundle: Bundle, objectives: Sequence[Objective], *, require_heads: bool = False
+    bundle: Bundle,
+    objectives: Sequence[Objective],
+    *,
+    task: Task | None = None,
+    require_heads: bool = False,
 ) -> ObjectiveModel:
     """A model with the bundle's weights and these objectives.
 
     The whole encoder comes from the bundle. A head, or the pooler, keeps its initial weights if the
     bundle lacks it or has it in another shape (another number of labels), unless `require_heads`.
+
+    Args:
+        task: what the model is to learn; a head for other labels, or for the same ones in another
+            order, counts as missing.
     Raises: FormatError if the bundle has a graph instead of weights, the encoder's weights do not
         fit its config, or a required head is missing.
     """
@@ -32,6 +41,8 @@ def build_model(
             f"{WEIGHTS}: wanted {name} of shape {tuple(needed[name].shape)}, got {actual}: "
             "the weights do not belong to this config.json; write the bundle again"
         )
+    if task is not None and bundle.task is not None and task.labels != bundle.task.labels:
+        fresh.add(task.objective)
     load_plain_state(model, {name: stored[name] for name in needed if _part(name) not in fresh})
     return model
 

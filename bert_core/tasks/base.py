@@ -168,6 +168,14 @@ class Task(ABC):
         says that it can."""
         return None
 
+    def in_order_of(self, learned: "Task | None") -> "Task":
+        """The task with its labels in the order that a model has learned, if it has learned the
+        same labels."""
+        if learned is None or learned.name != self.name:
+            return self
+        same = set(learned.labels) == set(self.labels)
+        return type(self)(learned.labels, self.chosen) if same else self
+
     def adapted(self, tensors: Container[str]) -> "Task":
         """The task as done by a model with weights of these names."""
         return self

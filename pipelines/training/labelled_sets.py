@@ -73,7 +73,8 @@ class LabelledSet:
 def read_sets(
     config: LabelledTrainingConfig, bundle: "Bundle"
 ) -> tuple["Task", dict[str, LabelledSet]]:
-    """The task with the labels of the training rows, and its sets by name.
+    """The task with the labels of the training rows, in the bundle's order if they are its own, and
+    its sets by name.
 
     Raises: ConfigError or CorpusError naming what does not fit the task.
     """
@@ -81,7 +82,7 @@ def read_sets(
 
     kind = TASKS[config.task]
     task, parts = read_parts(config, kind, kind.options_of(config.options))
-    task = task.adapted(bundle.state)
+    task = task.in_order_of(bundle.task).adapted(bundle.state)
     return task, encoded(config, bundle, task, parts)
 
 

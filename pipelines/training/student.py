@@ -176,7 +176,7 @@ class TeacherStudent:
             objectives = [self.task.build_objective(encoder)]
         if self.from_scratch or not bundle.state:
             return ObjectiveModel(encoder, objectives)
-        return build_model(replace(bundle, encoder_config=encoder), objectives)
+        return build_model(replace(bundle, encoder_config=encoder), objectives, task=self.task)
 
     def load_student(self, teacher: "Bundle") -> "Bundle":
         """The bundle that the student starts from; without weights if they are to be random.

@@ -23,6 +23,7 @@ from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import read_manifest
+from bert_core.model.sharing import plain_state
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.tasks.question_answering import QuestionAnswering
@@ -31,10 +32,10 @@ from bert_core.train.optim import build_optimizer
 from pipelines import evaluate, finetune, publish
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
-from pipelines.finetune import FinetuneConfig
+from pipelines.finetune import FinetuneConfig, build_seed_model
 from pipelines.publish import PublishConfig
 from pipelines.training import seeds, worker
-from pipelines.training.labelled_sets import divided
+from pipelines.training.labelled_sets import divided, read_sets
 from pipelines.training.records import read_records
 from pipelines.training.selection import SelectionConfig
 from tracking.registry import champion
@@ -206,6 +207,33 @@ def test_a_metric_that_cannot_select_is_named(selecting: FinetuneConfig, tmp_pat
     config = replace(selecting, output=str(tmp_path / "out"), selection=selection)
     with pytest.raises(ConfigError, match=r"selection.metric: wanted one of loss, accuracy.*bleu"):
         finetune.run(config)
+
+
+def test_a_head_is_taken_over_with_its_labels_or_not_at_all(finetuned: Any, tmp_path: Path) -> None:
+    config = finetuned.finetune(tmp_path / "out")
+    made = load_bundle(finetuned.folder / "finetune" / "bundle")
+    prefix = f"objectives.{TextClassification.objective}."
+    head = next(name for name in made.state if name.startswith(prefix) and name.endswith("weight"))
+    assert made.task is not None
+
+    def started_from(labels: list[str]) -> tuple[list[str], torch.Tensor]:
+        folder = tmp_path / "-".join(labels)
+        given = TextClassification(labels)
+        model = build_model(made, [given.build_objective(made.encoder_config)], require_heads=True)
+        save_bundle(folder, model, made.tokenizer, task=given, metrics={}, lineage={})
+        task, _ = read_sets(config, load_bundle(folder))
+        started = build_seed_model(folder, task, config.dropout, from_scratch=False, seed=0)
+        return task.labels, plain_state(started)[head]
+
+    labels = made.task.labels
+    backwards = labels[::-1]
+    assert labels != backwards
+    found, weight = started_from(backwards)
+    assert found == backwards, "the rows' labels take the head's order"
+    assert torch.equal(weight, made.state[head])
+    found, weight = started_from([f"LABEL_{number}" for number in range(len(labels))])
+    assert found == labels
+    assert not torch.equal(weight, made.state[head])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25])
