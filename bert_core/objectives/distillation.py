@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,6 +21,7 @@ from bert_core.model.config import EncoderConfig, RotaryAttentionConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.layers import initialise
 from bert_core.model.layout import RowLayout, gather_tokens
+from bert_core.model.size import training_flops
 from bert_core.objectives.base import Batch, LossPart, ObjectiveModel
 
 HARD, SOFT = "hard", "soft"
@@ -133,6 +135,14 @@ class Distillation(ObjectiveModel):
 
     def outputs(self, batch: Batch) -> int | None:
         return None if self._matched else super().outputs(batch)
+
+    def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
+        """Those of the student, and of the teacher's forward pass."""
+        teacher = self.teacher
+        outputs = None if self._matched else teacher.outputs(batch)
+        passed = training_flops(teacher.encoder.config, lengths, outputs=outputs)
+        passed += 6 * sum(part.item_weights * part.counts(batch) for part in teacher._parts)
+        return super().flops(batch, lengths) + passed // 3
 
     def _compared(self, model: ObjectiveModel, batch: Batch) -> Encoded:
         """A model's output for the batch, as far as it is compared."""

@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForSequenceClassification
 
 from bert_core.bundle.format import load_bundle, save_bundle
@@ -226,6 +229,17 @@ def test_the_micro_batch_does_not_change_the_gradient(
     assert whole.norm() > 0.01
     for parts in gradients[1:]:
         assert (parts - whole).norm() / whole.norm() < most
+
+
+@pytest.mark.parametrize("weights", [{"soft": 1.0}, {"hidden": 1.0}, {"soft": 1.0, "hard": 1.0}])
+def test_the_operations_of_both_models_are_counted(weights: dict[str, float]) -> None:
+    model = pair_of(weights, width=32)
+    batch = batch_of([row.repeat(4)[:16] for row in rows_of()])
+    # The fused kernel of the CPU is not counted.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        loss_of(model, [batch]).backward()
+    lengths = np.full(len(LENGTHS), 16)
+    assert model.flops(batch, lengths) == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
 def test_the_teacher_stays_as_it_is_and_belongs_to_nothing_that_is_saved() -> None:
