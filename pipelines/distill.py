@@ -196,8 +196,9 @@ def _on_labelled_rows(
     pair.build(config.seeds[0])  # fails on a mismatch before workers start
     new_rows = _augmented(config, folders, task, parts[TRAIN])
     parts[TRAIN] = parts[TRAIN] + new_rows
-    shorter = min(teacher, student, key=lambda bundle: bundle.encoder_config.max_length)
-    sets = encoded(config, shorter, task, parts)
+    both = {config.teacher: teacher, config.variant or config.model: student}
+    shorter = min(both, key=lambda name: both[name].encoder_config.max_length)
+    sets = encoded(config, both[shorter], shorter, task, parts)
     trained_rows = pair.trained_rows(teacher, student)
     trainable = TrainableTask(
         task, student.tokenizer, student.encoder_config, pair.build, trained_rows, answers=answers

@@ -83,7 +83,7 @@ def read_sets(
     kind = TASKS[config.task]
     task, parts = read_parts(config, kind, kind.options_of(config.options))
     task = task.in_order_of(bundle.task).adapted(bundle.state)
-    return task, encoded(config, bundle, task, parts)
+    return task, encoded(config, bundle, config.model, task, parts)
 
 
 def read_parts(
@@ -113,10 +113,11 @@ def read_parts(
 def encoded(
     config: LabelledTrainingConfig,
     bundle: "Bundle",
+    name: str,
     task: "Task",
     parts: dict[str, list[dict[str, Any]]],
 ) -> dict[str, LabelledSet]:
-    """The rows of each set, encoded for the bundle's encoder.
+    """The rows of each set, encoded for the encoder of a bundle with this name.
 
     Raises: ConfigError if `max_length` is too long for it, or a batch is too small for all workers;
         CorpusError if there are too few training rows, or a row does not fit the task.
@@ -129,17 +130,17 @@ def encoded(
             f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows to "
             f"train on, got {training + selecting}{of_which}: lower batch_size, or add rows"
         )
-    _check_length(config.max_length, bundle, config.model)
+    _check_length(config.max_length, bundle, name)
     sets = {}
-    for name, rows in parts.items():
-        source = config.held_out if name == HELD_OUT else config.train
+    for part, rows in parts.items():
+        source = config.held_out if part == HELD_OUT else config.train
         assert source is not None
-        with rows_of(f"{source.source} ({name})"):
+        with rows_of(f"{source.source} ({part})"):
             windows = task.encode(rows, bundle.tokenizer, config.max_length, labelled=True)
         cut = cut_rows(windows)
-        if name == TRAIN:
+        if part == TRAIN:
             windows = [window for window in windows if not window.is_unlabelled]
-        sets[name] = LabelledSet(rows, windows, cut)
+        sets[part] = LabelledSet(rows, windows, cut)
     if sets[TRAIN].left_out and len(sets[TRAIN].windows) < config.batch_size:
         raise CorpusError(
             f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows with "

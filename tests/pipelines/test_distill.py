@@ -291,6 +291,7 @@ def test_shards_of_other_words_are_refused(on_shards: Distilling, tmp_path: Path
         ),
         ({"task": "token-classification"}, "wanted a teacher for token-classification"),
         ({"options": {"multi_label": True}}, "options: wanted those that the teacher"),
+        ({"max_length": 10_000}, r"wanted at most \d+, the number of positions of .*/bundle, got"),
     ],
 )
 def test_what_does_not_fit_the_teacher_is_refused(
