@@ -196,9 +196,9 @@ def _on_labelled_rows(
     pair.build(config.seeds[0])  # fails on a mismatch before workers start
     new_rows = _augmented(config, folders, task, parts[TRAIN])
     parts[TRAIN] = parts[TRAIN] + new_rows
-    both = {config.teacher: teacher, config.variant or config.model: student}
-    shorter = min(both, key=lambda name: both[name].encoder_config.max_length)
-    sets = encoded(config, both[shorter], shorter, task, parts)
+    both = [(teacher, config.teacher), (student, config.variant or config.model)]
+    shorter, name = min(both, key=lambda each: each[0].encoder_config.max_length)
+    sets = encoded(config, shorter, name, task, parts)
     trained_rows = pair.trained_rows(teacher, student)
     trainable = TrainableTask(
         task, student.tokenizer, student.encoder_config, pair.build, trained_rows, answers=answers

@@ -22,7 +22,8 @@ def on_ranks(count: int, work: Callable[[], Any], folder: Path) -> list[Any]:
     """
     context = multiprocessing.get_context("spawn")
     ranks = [
-        context.Process(target=_as_rank, args=(rank, count, work, folder)) for rank in range(count)
+        context.Process(target=_as_rank, args=(rank, count, work, folder), daemon=True)
+        for rank in range(count)
     ]
     for process in ranks:
         process.start()

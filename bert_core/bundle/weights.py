@@ -25,8 +25,8 @@ def build_model(
     bundle lacks it or has it in another shape (another number of labels), unless `require_heads`.
 
     Args:
-        task: what the model is to learn; a head for other labels, or for the same ones in another
-            order, counts as missing.
+        task: what the model is to learn; if rows name its labels, a head for others, or for the
+            same ones in another order, counts as missing.
     Raises: FormatError if the bundle has a graph instead of weights, the encoder's weights do not
         fit its config, or a required head is missing.
     """
@@ -41,8 +41,9 @@ def build_model(
             f"{WEIGHTS}: wanted {name} of shape {tuple(needed[name].shape)}, got {actual}: "
             "the weights do not belong to this config.json; write the bundle again"
         )
-    if task is not None and bundle.task is not None and task.labels != bundle.task.labels:
-        fresh.add(task.objective)
+    learned = None if bundle.task is None else bundle.task.labels
+    if task is not None and task.labels_of_rows and learned not in (None, task.labels):
+        fresh |= {objective.name for objective in objectives}
     load_plain_state(model, {name: stored[name] for name in needed if _part(name) not in fresh})
     return model
 

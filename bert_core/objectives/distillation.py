@@ -142,6 +142,7 @@ class Distillation(ObjectiveModel):
         outputs = None if self._matched else teacher.outputs(batch)
         passed = training_flops(teacher.encoder.config, lengths, outputs=outputs)
         passed += 6 * sum(part.item_weights * part.counts(batch) for part in teacher._parts)
+        passed += sum(part.flops(batch, lengths) for part in teacher._parts)
         return super().flops(batch, lengths) + passed // 3
 
     def _compared(self, model: ObjectiveModel, batch: Batch) -> Encoded:

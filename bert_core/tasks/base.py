@@ -118,6 +118,8 @@ class Task(ABC):
     shared: ClassVar[tuple[str, ...]] = ()
     """Fields that many rows share, such as the passage that questions are about. Rows with equal
     values stay together when rows are split into training rows and selection rows."""
+    labels_of_rows: ClassVar[bool] = False
+    """Whether its labels are those that training rows name; a head for others is of no use."""
     group_rows: int = 1
     """Number of consecutive training rows that have one joint loss."""
     examples: tuple[Any, ...]

@@ -77,6 +77,7 @@ class TextClassification(TextTask):
     """Rows are `{"text": …, "label": …}`, with a `text_pair` if the task is about pairs."""
 
     name = "text-classification"
+    labels_of_rows = True
     objective = "classification"
     target = OneLabel
     kinds = (

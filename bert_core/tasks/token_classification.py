@@ -166,6 +166,7 @@ class TokenClassification(Task):
     """Rows are `{"tokens": [...], "tags": [...]}`."""
 
     name = "token-classification"
+    labels_of_rows = True
     objective = "token_classification"
     inputs = TokenInput
     target = Tags

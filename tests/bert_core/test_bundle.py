@@ -19,6 +19,7 @@ from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, FormatError
 from bert_core.model.hf import encoder_config_to_huggingface
+from bert_core.model.sharing import plain_state
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
@@ -27,6 +28,8 @@ from bert_core.objectives.span_boundary import SpanBoundary
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.text_classification import TextClassification
+from bert_core.tasks.text_ranking import TextRanking
+from bert_core.tasks.text_regression import TextRegression
 from bert_core.tasks.token_classification import TokenClassification, TokenClassificationOptions
 from tests import tiny
 
@@ -36,6 +39,8 @@ CONFIG = tiny.encoder_config(
     len(VOCABULARY), hidden_size=24, num_attention_heads=3, intermediate_size=48
 )
 TASK = TextClassification(["land", "sea", "sky"])
+PLACES = TokenClassification(["B-sea", "O"])
+FEATURES = TokenClassificationOptions(feature_based=True)
 TEXTS = ["The sea, the sea!", "Café in a tree", "海 sea 🌊", "", "a" * 300, "x " * 100]
 
 
@@ -107,7 +112,7 @@ def test_a_span_boundary_head_is_kept_beside_what_transformers_reads(tmp_path: P
 
 
 def test_a_head_that_transformers_lacks_is_in_a_file_that_it_ignores(tmp_path: Path) -> None:
-    task = TokenClassification(["B-sea", "O"], TokenClassificationOptions(feature_based=True))
+    task = TokenClassification(PLACES.labels, FEATURES)
     model = tiny.model(CONFIG, task.build_objective).eval()
     folder = tmp_path / "bundle"
     save_bundle(folder, model, TOKENIZER, task=task, metrics={}, lineage={})
@@ -130,6 +135,45 @@ def test_a_head_that_transformers_lacks_is_in_a_file_that_it_ignores(tmp_path: P
     save_file({k: v + 1 for k, v in heads.items()}, folder / "objective.safetensors")
     with pytest.raises(FormatError, match=r"objective\.safetensors: wanted sha256"):
         load_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    ("learned", "wanted", "is_kept"),
+    [
+        (TASK, TextClassification(["land", "sea", "sky"]), True),
+        (TASK, TextClassification(["land", "sea", "ski"]), False),
+        (TASK, TextClassification(["sea", "sky", "land"]), False),
+        (TextRegression(["LABEL_0"]), TextRegression(), True),
+        (TextRegression(["LABEL_0"]), TextRanking(), True),
+        (PLACES, TokenClassification(["B-land", "O"]), False),
+        (
+            TokenClassification(PLACES.labels, FEATURES),
+            TokenClassification(["B-land", "O"], FEATURES),
+            False,
+        ),
+    ],
+)
+def test_a_head_for_other_labels_of_rows_is_not_taken_over(
+    learned: Task, wanted: Task, is_kept: bool, tmp_path: Path
+) -> None:
+    bundle = load_bundle(tiny.bundle(tmp_path / "bundle", TOKENIZER, CONFIG, task=learned))
+    torch.manual_seed(1)
+    model = build_model(bundle, [wanted.build_objective(CONFIG)], task=wanted)
+    taken_over = {
+        name: torch.equal(tensor, bundle.state[name])
+        for name, tensor in plain_state(model).items()
+        if tensor.ndim == 2  # biases are 0 in every new head
+    }
+    assert all(is_equal for name, is_equal in taken_over.items() if name.startswith("encoder."))
+    heads = [is_equal for name, is_equal in taken_over.items() if name.startswith("objectives.")]
+    assert heads == [is_kept] * len(heads) != []
+
+
+def test_labels_take_the_order_of_a_head_for_the_same() -> None:
+    backwards = TextClassification(["sky", "sea", "land"])
+    assert TASK.in_order_of(backwards).labels == backwards.labels
+    others = TextClassification(["land", "sea"]), TokenClassification(["sky", "sea", "land"]), None
+    assert all(TASK.in_order_of(each) is TASK for each in others)
 
 
 @pytest.mark.parametrize(
