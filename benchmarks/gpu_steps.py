@@ -1,9 +1,11 @@
-"""What `benchmarks.gpu` measures besides the other benchmarks: each step is a function of a device.
+"""What `benchmarks.gpu` measures besides the other benchmarks: each step is a function of a device
+that yields its result so far, again and again, so that a step that is cut off has not run in vain.
 
 On a CPU they do the same with less work, which is how the tests run them.
 """
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +42,7 @@ from bert_core.train.loop import Step
 from bert_core.train.parallel import shard
 
 Result = dict[str, Any]
+Results = Iterator[Result]
 SMALL, FEW = 384, 20
 """Widest encoder that is compared on a CPU, and documents there."""
 
@@ -47,7 +50,7 @@ FP32_BAR, BF16_BAR = 1e-4, 3e-2
 """Most that vectors and gradients may differ from the CPU's in fp32, as a share of their norm."""
 
 
-def parity(device: torch.device) -> Result:
+def parity(device: torch.device) -> Results:
     """Every variant, two layers deep: vectors and gradients on the device against the CPU in fp32.
     On a CPU, the small variants.
 
@@ -86,8 +89,8 @@ def parity(device: torch.device) -> Result:
         for kind, error in kinds.items()
         if not error <= (FP32_BAR if kind.startswith("fp32") else BF16_BAR)
     }
-    assert not too_far, json.dumps(errors)
-    return {"errors": errors}
+    yield {"errors": errors}
+    assert not too_far, json.dumps(too_far)
 
 
 def _encode(encoder: Encoder, batch: Batch, *, bf16: bool = False) -> Tensor:
@@ -118,7 +121,7 @@ def _difference(got: Tensor, wanted: Tensor) -> float:
     return float((got - wanted).norm(dim=-1).max())
 
 
-def windows(device: torch.device) -> Result:
+def windows(device: torch.device) -> Results:
     """Attention within a window over packed rows: the GPU's kernel against blocks in fp32."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([1, 7, 64, 65, 128, 129, 300, 511, 512])
@@ -132,8 +135,8 @@ def windows(device: torch.device) -> Result:
             for kind in (torch.bfloat16, torch.float32)
         )
         errors[str(reach)] = float((kernel - blocks).norm() / blocks.norm())
+    yield {"relative_error": errors}
     assert max(errors.values()) < 1e-2, errors
-    return {"relative_error": errors}
 
 
 def _texts(device: torch.device) -> list[str]:
@@ -181,7 +184,7 @@ def _steps(
     return steps_of(model, batches, loop, optimizer, warmup_steps=max(1, loop.max_steps // 10))
 
 
-def ways(device: torch.device) -> Result:
+def ways(device: torch.device) -> Results:
     """A few steps in every way that the loop knows: losses are those of the plain one, or, where
     sums are taken in another order, close to them."""
     on_gpu = device.type == "cuda"
@@ -190,7 +193,7 @@ def ways(device: torch.device) -> Result:
     losses: dict[str, list[float]] = {}
     memory: dict[str, float] = {}
 
-    def run(name: str, *, sharded: bool = False, **changes: Any) -> None:
+    def run(name: str, *, sharded: bool = False, **changes: Any) -> Result:
         model = _model(variant, corpus.tokenizer, device, dropout=0.0)
         if sharded:
             shard(model)
@@ -202,40 +205,47 @@ def ways(device: torch.device) -> Result:
             for step in _steps(model, corpus.batches(variant), loop, OptimizerConfig())
         ]
         memory[name] = peak_memory_bytes(device) / 1e9
+        return {"losses": losses, "peak_memory_gb": memory}
 
-    run("plain")
-    run("activation checkpointing", activation_checkpointing=True)
+    yield run("plain")
+    yield run("activation checkpointing", activation_checkpointing=True)
     if on_gpu:
-        run("compiled", compile=True)
+        yield run("compiled", compile=True)
     with _group(device):
-        run("sharded (FSDP2)", sharded=True)
-        run("sharded and recomputed", sharded=True, activation_checkpointing=True)
+        yield run("sharded (FSDP2)", sharded=True)
+        yield run("sharded and recomputed", sharded=True, activation_checkpointing=True)
     for values in losses.values():
         assert np.allclose(values, losses["plain"], rtol=2e-3), losses
-    return {"losses": losses, "peak_memory_gb": memory}
 
 
-def mfu(device: torch.device) -> Result:
+def mfu(device: torch.device) -> Results:
     """Share of the peak FLOP/s that training reaches, with and without compiling; and the Trainer's
-    without."""
+    without. Tokens per second where the peak is unknown."""
     on_gpu, texts = device.type == "cuda", _texts(device)
     vocabulary = train_vocabulary(texts, vocab_size=VOCAB_SIZE, lowercase=True)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
-    rates: Result = {"unit": "share of peak" if on_gpu else "tokens/s"}
+    source = "WikiText-2" if os.environ.get("RAYBERT_DATA") else "Python's docstrings"
+    rates: Result = {
+        "unit": "tokens/s" if peak_flops(device) is None else "share of peak",
+        "documents": f"{len(texts)} of {source}",
+    }
     shapes = {"base_512": ("bert-base", 512, 256), "large_128": ("bert-large", 128, 512)}
+    runs: list[tuple[str, Callable[[], float]]] = []
+    peers: list[tuple[str, Callable[[], float]]] = []
     for name, (variant, length, size) in shapes.items():
         if not on_gpu:
             variant, size = "bert-tiny", 4
         rows = pair_rows(texts, tokenizer, length)
         for compiled in (False, True) if on_gpu else (False,):
             pair = Pair(variant, tokenizer, rows, size, 30 if on_gpu else 1, compiled=compiled)
-            sides = {"ours": pair.ours} | ({} if compiled else {"trainer": pair.trainer})
-            for side, rate in sides.items():
-                began = time.perf_counter()
-                key = f"{name}, {side}{', compiled' if compiled else ''}"
-                rates[key] = [rate() for _ in range(2)]
-                print(key, rates[key], f"{time.perf_counter() - began:.1f} s", flush=True)
-    return rates
+            runs.append((f"{name}, ours{', compiled' if compiled else ''}", pair.ours))
+            rates[f"{name}, rows, mean length"] = len(rows), pair.settings["mean_length"]
+        peers.append((f"{name}, trainer", pair.trainer))
+    for key, rate in runs + peers:
+        began = time.perf_counter()
+        rates[key] = [rate() for _ in range(2)]
+        print(key, rates[key], f"{time.perf_counter() - began:.1f} s", flush=True)
+        yield rates
 
 
 @contextmanager
@@ -253,7 +263,7 @@ def _group(device: torch.device) -> Iterator[None]:
 CURVE_MINUTES = 2.0
 
 
-def curve(device: torch.device) -> Result:
+def curve(device: torch.device) -> Results:
     """Some minutes of pretraining: losses, speed and MFU along the way."""
     on_gpu = device.type == "cuda"
     variant = "bert-base" if on_gpu else "bert-tiny"
@@ -261,6 +271,12 @@ def curve(device: torch.device) -> Result:
     model, peak = _model(variant, corpus.tokenizer, device), peak_flops(device)
     minutes = CURVE_MINUTES if on_gpu else 0.02
     loop = LoopConfig(max_steps=100_000, max_hours=minutes / 60, precision="bf16", compile=on_gpu)
+    if on_gpu:  # compiling would count as time of the schedule
+        warm = _model(variant, corpus.tokenizer, device)
+        for _ in _steps(
+            warm, corpus.batches(variant), replace(loop, max_steps=2), OptimizerConfig()
+        ):
+            pass
     points: list[Mapping[str, float]] = []
     every = 100 if on_gpu else 2
     tokens, flops, began = 0, 0, time.perf_counter()
@@ -278,12 +294,13 @@ def curve(device: torch.device) -> Result:
                 **({"mfu": round(flops / seconds / peak, 4)} if peak else {}),
             }
             points.append(point)
+            yield {"variant": variant, "minutes": minutes, "points": points}
             tokens, flops, began = 0, 0, time.perf_counter()
-    assert points[-1]["mlm_loss"] < points[0]["mlm_loss"] or not on_gpu, points
-    return {"variant": variant, "minutes": minutes, "points": points}
+    fell = points[-1]["mlm_loss"] < points[0]["mlm_loss"]
+    assert fell or len(points) == 1 or not on_gpu, points
 
 
-def encode(device: torch.device) -> Result:
+def encode(device: torch.device) -> Results:
     """Texts to vectors by `Predictor`, in bfloat16 and MiniLM-L6's shape: texts per second with and
     without tokenizing."""
     on_gpu = device.type == "cuda"
@@ -310,7 +327,7 @@ def encode(device: torch.device) -> Result:
         ours = [_rate(lambda: predictor.predict(texts, cut), texts) for _ in range(3)]
         windows = predictor.encode(predictor.rows(texts), cut)
         forward = [_rate(lambda: predictor.forward(windows), texts) for _ in range(2)]
-    return {
+    yield {
         "texts": len(texts),
         "tokens": sum(window.tokens for window in windows),
         "texts_per_s": max(ours[1:]),
@@ -324,7 +341,7 @@ def _rate(work: Callable[[], Any], texts: Sequence[str]) -> float:
     return len(texts) / (time.perf_counter() - began)
 
 
-STEPS: dict[str, Callable[[torch.device], Result]] = {
+STEPS: dict[str, Callable[[torch.device], Results]] = {
     "parity": parity,
     "windows": windows,
     "ways": ways,

@@ -207,16 +207,19 @@ class Pair:
 
 
 class _Examples(torch.utils.data.Dataset):
-    """Rows in the Trainer's format, with a label at every masked position."""
+    """As many rows as `count`, repeated if need be, in the Trainer's format, with a label at every
+    masked position."""
 
     def __init__(self, rows: ShardRows, count: int) -> None:
-        self._rows, self._count = rows, min(count, len(rows))
+        self._rows, self._count = rows, count
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self._rows.row(index)
+        if not index < self._count:
+            raise IndexError(index)  # the end, for whoever iterates
+        row = self._rows.row(index % len(self._rows))
         labels = np.full(len(row.input_ids), -100, dtype=np.int64)
         labels[row.masked_positions] = row.masked_labels
         segments = (np.arange(len(labels)) >= row.segment_b_start).astype(np.int64)
