@@ -91,41 +91,41 @@ def _character(tokenizer: Tokenizer, cut: Cut, part: str, encoding: Encoding) ->
     assert before is not None  # both are tokens of the text
     assert after is not None
     (_, end_before), (start_after, _) = before, after
-    if cut.from_end:
-        return len(cut.text) - len(part) + max(start_after, end_before)
-    character = min(end_before, start_after)
-    if isinstance(tokenizer.inner.normalizer, normalizers.BertNormalizer):
-        return character
+    character = (max if cut.from_end else min)(end_before, start_after)
     # NOTE: behind other normalizers, offsets are a few characters off after what is composed (NFC),
     # replaced by several characters or left out (SentencePiece's map).
-    return _checked(tokenizer, part, character, encoding.ids[: cut.ids], start_after < end_before)
+    if not isinstance(tokenizer.inner.normalizer, normalizers.BertNormalizer):
+        reach = 1 if start_after < end_before else NEARBY
+        exact = _exact(tokenizer, part, character, encoding.ids[:at], reach)
+        if exact is not None:
+            character = exact
+        elif tokenizer.kind == "unigram" and not cut.from_end:
+            character = _some_of(tokenizer, part, character, encoding.ids[:at])
+    return character + (len(cut.text) - len(part) if cut.from_end else 0)
 
 
-def _checked(
-    tokenizer: Tokenizer,
-    text: str,
-    character: int,
-    ids: Sequence[int],
-    ends_within: bool,
-) -> int:
-    """The nearest character with exactly these ids before it.
-
-    If there is none, since the last id ends within a character, that character; of a Unigram the
-    last one up to it that has nothing but the first of these ids before it.
-    """
-
-    def before(end: int) -> list[int]:
-        [ids_before] = ids_of(tokenizer, [text[:end]])
-        return list(map(int, ids_before))
-
-    reach = 1 if ends_within else NEARBY
+def _exact(
+    tokenizer: Tokenizer, text: str, character: int, ids: Sequence[int], reach: int
+) -> int | None:
+    """The nearest character, at most `reach` away, with exactly these ids before it; None if an id
+    ends within a character."""
     near = range(max(0, character - reach), min(len(text), character + reach) + 1)
     for end in sorted(near, key=lambda end: abs(end - character)):
-        if before(end) == ids:
+        if _before(tokenizer, text, end) == ids:
             return end
-    if tokenizer.kind == "unigram":
-        for end in range(character, max(-1, character - NEARBY), -1):
-            start_ids = before(end)
-            if start_ids == ids[: len(start_ids)]:
-                return end
+    return None
+
+
+def _some_of(tokenizer: Tokenizer, text: str, character: int, ids: Sequence[int]) -> int:
+    """The last character up to this one that has nothing but the first of these ids before it, or
+    else this one."""
+    for end in range(character, max(-1, character - NEARBY), -1):
+        some = _before(tokenizer, text, end)
+        if some == ids[: len(some)]:
+            return end
     return character
+
+
+def _before(tokenizer: Tokenizer, text: str, end: int) -> list[int]:
+    [ids] = ids_of(tokenizer, [text[:end]])
+    return list(map(int, ids))

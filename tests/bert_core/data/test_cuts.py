@@ -120,6 +120,8 @@ def test_the_text_up_to_the_character_has_the_ids_that_were_read(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS, part=st.floats(0, 1))
+@example(text="\x0bopen openopenopenopen", part=0.0)
+@example(text="open \x0bopen openopenopenopen", part=0.5)
 def test_what_was_read_of_the_end_begins_at_the_character(
     kind: str, text: str, part: float
 ) -> None:
@@ -129,8 +131,9 @@ def test_what_was_read_of_the_end_begins_at_the_character(
         return
     kept = 1 + int(part * (len(pieces.ids) - 2))
     [character] = characters_of(tokenizer, [Cut(text, kept, from_end=True)])
-    before, after = pieces.offsets[: len(pieces.ids) - kept], pieces.offsets[-kept:]
-    assert character == max(before[-1, 1], after[0, 0])
+    [before] = ids_of(tokenizer, [text[:character]])
+    if before.tolist() != pieces.ids[:-kept].tolist():  # an id ends within a character
+        assert character == max(pieces.offsets[-kept - 1, 1], pieces.offsets[-kept, 0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
