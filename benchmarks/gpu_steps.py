@@ -271,12 +271,9 @@ def curve(device: torch.device) -> Results:
     model, peak = _model(variant, corpus.tokenizer, device), peak_flops(device)
     minutes = CURVE_MINUTES if on_gpu else 0.02
     loop = LoopConfig(max_steps=100_000, max_hours=minutes / 60, precision="bf16", compile=on_gpu)
-    if on_gpu:  # compiling would count as time of the schedule
+    if on_gpu:  # or the time to compile would count towards the schedule
         warm = _model(variant, corpus.tokenizer, device)
-        for _ in _steps(
-            warm, corpus.batches(variant), replace(loop, max_steps=2), OptimizerConfig()
-        ):
-            pass
+        list(_steps(warm, corpus.batches(variant), replace(loop, max_steps=2), OptimizerConfig()))
     points: list[Mapping[str, float]] = []
     every = 100 if on_gpu else 2
     tokens, flops, began = 0, 0, time.perf_counter()

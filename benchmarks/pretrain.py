@@ -218,7 +218,7 @@ class _Examples(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not index < self._count:
-            raise IndexError(index)  # the end, for whoever iterates
+            raise IndexError(index)  # ends a loop over the rows
         row = self._rows.row(index % len(self._rows))
         labels = np.full(len(row.input_ids), -100, dtype=np.int64)
         labels[row.masked_positions] = row.masked_labels
