@@ -315,10 +315,12 @@ class Tokenizer:
     def begins_word(self) -> np.ndarray:
         """For every id, whether its token begins a word; bool, (V,).
 
-        In WordPiece every token except continuations; in the others those with a space.
+        In WordPiece every token except continuations, or every token if the tokenizer marks none;
+        in the others those with a space.
         """
         if self.kind == "wordpiece":
-            return np.array([not token.startswith(CONTINUATION) for token in self.vocabulary])
+            mark = self.inner.model.continuing_subword_prefix
+            return np.array([not (mark and token.startswith(mark)) for token in self.vocabulary])
         return np.array([token.startswith((BYTE_SPACE, SPACE)) for token in self.vocabulary])
 
     @property

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+import tokenizers
 
 from bert_core.data import row_maker as module
 from bert_core.data.masking import STRATEGIES, MaskingConfig, Strategy
@@ -132,6 +133,12 @@ def test_words_begin_where_no_sign_of_continuation_is() -> None:
     wanted = [not token.startswith("##") for token in TOKENIZER.vocabulary]
     assert TOKENIZER.begins_word.tolist() == wanted
     assert wanted.count(False) == 32
+    written = TOKENIZER.inner.to_str()
+    other, none = (
+        Tokenizer(tokenizers.Tokenizer.from_str(written.replace("##", sign))) for sign in ("@@", "")
+    )
+    assert other.begins_word.tolist() == wanted
+    assert none.begins_word.all(), "nothing says which tokens continue a word"
 
 
 @pytest.mark.parametrize("kind", KINDS)
