@@ -27,6 +27,8 @@ from bert_core.tasks.modules import (
     longest_of,
     lowers_case,
     modules_of,
+    prompt_entries,
+    prompts_of,
 )
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextInput
@@ -57,7 +59,33 @@ class Likeness:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VectorOptions(Options):
+class PromptOptions(Options):
+    """Prompts of a model, by sentence-transformers' names."""
+
+    prompts: dict[str, str] = field(default_factory=dict)
+    """Texts to put before a text, by name, such as `query`."""
+    default_prompt: str | None = None
+    """Name of the prompt that is used by default."""
+
+    def prompt(self, name: str | None) -> str:
+        """The text of the prompt `name`, or of the default one; empty if there is neither.
+
+        Raises: InputError if the model has no prompt of this name.
+        """
+        name = name or self.default_prompt
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            there_are = ", ".join(self.prompts) or "none"
+            raise InputError(
+                f"prompt_name: wanted one of the model's prompts ({there_are}), got {name!r}: "
+                "leave it out, or put the prompt before the text yourself"
+            )
+        return self.prompts[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions(PromptOptions):
     """How a model turns a text into a vector."""
 
     pooling: Pooling = "mean"
@@ -88,15 +116,11 @@ class FeatureExtractionOptions(VectorOptions):
     """Divisor of the cosines (Gao et al. 2021, section 3)."""
     dimensions: list[int] = field(default_factory=list)
     """Shorter lengths that the vectors were trained to be cut to (Kusupati et al. 2022)."""
-    prompts: dict[str, str] = field(default_factory=dict)
-    """Texts to put before a text, by name, such as `query`."""
-    default_prompt: str | None = None
-    """Name of the prompt that is used by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VectorParameters(Parameters):
-    """How texts that are too long are cut, by Hugging Face's names."""
+    """Which prompt a text gets, and how it is cut if it is too long, by Hugging Face's names."""
 
     cut_by: ClassVar[str | None] = "truncate"
 
@@ -104,6 +128,8 @@ class VectorParameters(Parameters):
     """Cut texts that are longer than the model's positions; otherwise they are rejected."""
     truncation_direction: Side = "right"
     """Which end of the text is cut off."""
+    prompt_name: str | None = None
+    """Name of the model's prompt to put before each text."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
@@ -117,8 +143,6 @@ class FeatureExtractionParameters(VectorParameters):
     """Whether vectors are scaled to length 1; None follows the model's option."""
     per_token: bool = False
     """Return one vector per token, special ones included, instead of one per text."""
-    prompt_name: str | None = None
-    """Name of the model's prompt to put before each text."""
     dimensions: PositiveInt | None = None
     """Length to which vectors are cut, for models that were trained for it."""
     encoding_format: Literal["float", "base64"] | None = None
@@ -213,18 +237,12 @@ class FeatureExtraction(Task):
         modes = [name for name, value in config.items() if name[:13] == "pooling_mode_" and value]
         for pooling, mode in _MODES.items():
             if modes == [mode] or config.get("pooling_mode") == pooling:
-                prompts = read(ABOUT) or {}
-                texts = {
-                    name: text for name, text in (prompts.get("prompts") or {}).items() if text
-                }
-                usual = prompts.get("default_prompt_name")
                 chosen = cls.options(
                     pooling=pooling,
                     normalize=len(kinds) == 3,
                     max_length=longest_of(read),
                     dimensions=list((read(CONFIG) or {}).get("matryoshka_dimensions") or ()),
-                    prompts=texts,
-                    default_prompt=usual if usual in texts else None,
+                    **prompts_of(read(ABOUT) or {}),
                 )
                 return cls(options=chosen)
         return None
@@ -240,10 +258,7 @@ class FeatureExtraction(Task):
             SETTINGS: {"max_seq_length": longest, "do_lower_case": False},
         }
         if self.chosen.prompts:
-            files[ABOUT] = {
-                "prompts": self.chosen.prompts,
-                "default_prompt_name": self.chosen.default_prompt,
-            }
+            files[ABOUT] = prompt_entries(self.chosen.prompts, self.chosen.default_prompt)
         return files
 
     def request_of(self, row: Row) -> str:
@@ -277,7 +292,7 @@ class FeatureExtraction(Task):
     ) -> list[Window]:
         parameters = parameters or self.parameters(truncate=True)
         limit = min(max_length, self.chosen.max_length or max_length)
-        prompt = self._prompt(parameters.prompt_name)
+        prompt = self.chosen.prompt(parameters.prompt_name)
         texts = [texts_of(row) for row in rows]
         all_texts = [text for row_texts in texts for text in row_texts]
         sequences = iter(sequences_of(tokenizer, all_texts, limit, parameters, prompt))
@@ -303,19 +318,6 @@ class FeatureExtraction(Task):
                 )
             )
         return windows
-
-    def _prompt(self, name: str | None) -> str:
-        """Raises: InputError if the model has no prompt of this name."""
-        name = name or self.chosen.default_prompt
-        if name is None:
-            return ""
-        if name not in self.chosen.prompts:
-            there_are = ", ".join(self.chosen.prompts) or "none"
-            raise InputError(
-                f"prompt_name: wanted one of the model's prompts ({there_are}), got {name!r}: "
-                "leave it out, or put the prompt before the text yourself"
-            )
-        return self.chosen.prompts[name]
 
     def _runs(self, ids: tuple[Ids, ...], *, per_token: bool) -> dict[str, np.ndarray]:
         """The range of tokens that each vector averages."""

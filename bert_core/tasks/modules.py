@@ -68,6 +68,22 @@ def longest_of(read: Read) -> int | None:
     return longest if isinstance(longest, int) and longest < MOST_TOKENS else None
 
 
+def prompts_of(about: Mapping[str, Any]) -> dict[str, Any]:
+    """The texts to put before a text, by name, and the name of the default one, as options.
+
+    Args:
+        about: entries of `ABOUT`.
+    """
+    prompts = {name: text for name, text in (about.get("prompts") or {}).items() if text}
+    usual = about.get("default_prompt_name")
+    return {"prompts": prompts, "default_prompt": usual if usual in prompts else None}
+
+
+def prompt_entries(prompts: Mapping[str, str], default: str | None) -> dict[str, Any]:
+    """The entries of `ABOUT` that `prompts_of` reads."""
+    return {"prompts": dict(prompts), "default_prompt_name": default}
+
+
 def modules_of(types: list[str]) -> list[dict[str, Any]]:
     """The list of modules, the first of which is in the folder itself."""
     return [

@@ -16,15 +16,26 @@ from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, InputError
 from bert_core.metrics.retrieval import retrieval_columns, retrieval_metrics, sparse_ranks_of
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Options, Task
+from bert_core.tasks.base import Columns, Kind, Task
 from bert_core.tasks.feature_extraction import (
+    PromptOptions,
     VectorParameters,
     compared,
     named,
     sequences_of,
     texts_of,
 )
-from bert_core.tasks.modules import ABOUT, MODULES, SETTINGS, Read, kinds_of, longest_of, modules_of
+from bert_core.tasks.modules import (
+    ABOUT,
+    MODULES,
+    SETTINGS,
+    Read,
+    kinds_of,
+    longest_of,
+    modules_of,
+    prompt_entries,
+    prompts_of,
+)
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextInput
 
@@ -50,7 +61,7 @@ class OtherPassages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseEmbeddingOptions(Options):
+class SparseEmbeddingOptions(PromptOptions):
     """How a model turns the scores of tokens into a vector; sentence-transformers' names."""
 
     pooling: Literal["max", "sum"] = "max"
@@ -120,6 +131,7 @@ class SparseEmbedding(Task):
             "pooling": settings.get("pooling_strategy", "max"),
             "activation": settings.get("activation_function", "relu"),
             "max_length": longest_of(read),
+            **prompts_of(read(ABOUT) or {}),
         }
         try:
             return cls(options=cls.options_of(chosen))
@@ -130,7 +142,8 @@ class SparseEmbedding(Task):
         """Files with which sentence-transformers computes the same vectors from the bundle."""
         return {
             MODULES: modules_of(_TYPES),
-            ABOUT: {"model_type": "SparseEncoder"},
+            ABOUT: {"model_type": "SparseEncoder"}
+            | prompt_entries(self.chosen.prompts, self.chosen.default_prompt),
             SPLADE_POOLING: {
                 "pooling_strategy": self.chosen.pooling,
                 "activation_function": self.chosen.activation,
@@ -172,7 +185,8 @@ class SparseEmbedding(Task):
         limit = min(max_length, self.chosen.max_length or max_length)
         texts = [texts_of(row) for row in rows]
         all_texts = [text for row_texts in texts for text in row_texts]
-        sequences = iter(sequences_of(tokenizer, all_texts, limit, parameters))
+        prompt = self.chosen.prompt(parameters.prompt_name)
+        sequences = iter(sequences_of(tokenizer, all_texts, limit, parameters, prompt))
         windows = []
         for number, (row, row_texts) in enumerate(zip(rows, texts, strict=True)):
             all_ids, cuts = zip(*(next(sequences) for _ in row_texts), strict=True)

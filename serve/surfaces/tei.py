@@ -58,28 +58,39 @@ class CutRight(Cut):
     ] = None
 
 
-class Embed(Cut):
+class VectorSettings(Cut):
+    """Which prompt comes before each text, and how a text that is too long is cut."""
+
+    prompt_name: str | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Of the parameters, by name."""
+        return {
+            "truncate": self.truncate,
+            "truncation_direction": self.side,
+            "prompt_name": self.prompt_name,
+        }
+
+
+class Embed(VectorSettings):
     """Texts for vectors."""
 
     inputs: str | Texts
     normalize: bool = True
-    prompt_name: str | None = None
     dimensions: Count | None = None
 
 
-class EmbedAll(Cut):
+class EmbedAll(VectorSettings):
     """Texts for a vector per token."""
 
     inputs: str | Texts
-    prompt_name: str | None = None
 
 
-class EmbedSparse(Cut):
+class EmbedSparse(VectorSettings):
     """Texts for the weights of vocabulary entries."""
 
     inputs: str | Texts
-    prompt_name: Annotated[str | None, pydantic.WithJsonSchema({"type": "null"})] = None
-    """Refused by its name: these models have no prompts."""
 
 
 class Rerank(CutRight):
@@ -118,7 +129,7 @@ class Similarity(Body):
     """A request for similarities."""
 
     inputs: Sentences
-    parameters: Cut | None = None
+    parameters: VectorSettings | None = None
     options: Ignored = None
 
 
@@ -189,11 +200,6 @@ def _numbers(answered: Answered) -> Any:
     return vectors.vectors_of(answered.answers)
 
 
-def _cut(request: Cut) -> dict[str, Any]:
-    """For tasks that cut either end."""
-    return {"truncate": request.truncate, "truncation_direction": request.side}
-
-
 def _cut_right(request: Cut) -> dict[str, Any]:
     """For tasks that always cut the end: another direction is refused by its name."""
     side = None if request.side == "right" else request.side
@@ -203,11 +209,7 @@ def _cut_right(request: Cut) -> dict[str, Any]:
 async def embed(call: Call) -> Response:
     """One vector per text."""
     request = await call.read(Embed)
-    values = _cut(request) | {
-        "normalize": request.normalize,
-        "prompt_name": request.prompt_name,
-        "dimensions": request.dimensions,
-    }
+    values = request.values | {"normalize": request.normalize, "dimensions": request.dimensions}
     parameters = call.parameters(VECTORS, values)
     return await vectors.embed(call, _rows(request.inputs), parameters, _numbers)
 
@@ -215,8 +217,7 @@ async def embed(call: Call) -> Response:
 async def embed_all(call: Call) -> Response:
     """One vector per token."""
     request = await call.read(EmbedAll)
-    prompt = request.prompt_name
-    values = _cut(request) | {"per_token": True, "normalize": False, "prompt_name": prompt}
+    values = request.values | {"per_token": True, "normalize": False}
     parameters = call.parameters(VECTORS, values)
     return await vectors.embed(call, _rows(request.inputs), parameters, _numbers)
 
@@ -224,7 +225,7 @@ async def embed_all(call: Call) -> Response:
 async def embed_sparse(call: Call) -> Response:
     """The weights of vocabulary entries, per text."""
     request = await call.read(EmbedSparse)
-    parameters = call.parameters(SPARSE, _cut(request) | {"prompt_name": request.prompt_name})
+    parameters = call.parameters(SPARSE, request.values)
     return await vectors.embed_sparse(call, _rows(request.inputs), parameters)
 
 
@@ -288,7 +289,7 @@ def _pair(item: Any, place: int) -> dict[str, str]:
 async def similarity(call: Call) -> Response:
     """The cosine of each sentence with the first."""
     request = await call.read(Similarity)
-    values = _cut(request.parameters) if request.parameters else {}
+    values = request.parameters.values if request.parameters else {}
     parameters = call.parameters(SIMILARITY, values)
     answered = await call.answer(SIMILARITY, [request.inputs.model_dump()], parameters)
     return await call.respond(answered, lambda: answered.answers[0])

@@ -22,6 +22,7 @@ from bert_core.tasks.feature_extraction import (
     FeatureExtraction,
     FeatureExtractionOptions,
     FeatureExtractionParameters,
+    PromptOptions,
 )
 from bert_core.tasks.sparse_embedding import SparseEmbedding
 from serve.answers import Answered
@@ -42,16 +43,15 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 def known_values(model: Model) -> dict[str, list[Any]]:
     """The values of parameters that depend on the model, if it gives vectors."""
-    if VECTORS not in model.predictors:
-        return {}
-    chosen = model.predictors[VECTORS].task.chosen
-    assert isinstance(chosen, FeatureExtractionOptions)
-    sizes = sorted({model.predictor.bundle.encoder_config.hidden_size, *chosen.dimensions})
-    return {
-        "dimensions": [None, *sizes],
-        "output_dimension": [None, *sizes],
-        "prompt_name": [None, *chosen.prompts],
-    }
+    known: dict[str, list[Any]] = {}
+    for predictor in model.predictors.values():
+        chosen = predictor.task.chosen
+        if isinstance(chosen, PromptOptions):
+            known["prompt_name"] = [None, *chosen.prompts]
+        if isinstance(chosen, FeatureExtractionOptions):
+            sizes = sorted({predictor.bundle.encoder_config.hidden_size, *chosen.dimensions})
+            known["dimensions"] = known["output_dimension"] = [None, *sizes]
+    return known
 
 
 async def embed(

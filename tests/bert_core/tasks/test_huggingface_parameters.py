@@ -10,7 +10,11 @@ from transformers import pipeline
 
 from bert_core.errors import InputError
 from bert_core.predictor import Predictor
-from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionParameters
+from bert_core.tasks.feature_extraction import (
+    FeatureExtraction,
+    FeatureExtractionParameters,
+    VectorParameters,
+)
 from bert_core.tasks.fill_mask import FillMask, FillMaskParameters
 from bert_core.tasks.question_answering import (
     QuestionAnswering,
@@ -156,6 +160,12 @@ def test_prompts_are_those_of_sentence_transformers(tmp_path: Path, prompt: str 
     wanted = peer.encode(TEXTS, prompt_name=prompt)
     came = ours.predict(TEXTS, FeatureExtractionParameters(prompt_name=prompt))
     np.testing.assert_allclose(came, wanted, atol=1e-5)
+    similarities = ours.also["sentence-similarity"]
+    [cosines] = similarities.predict(
+        [{"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}],
+        VectorParameters(prompt_name=prompt),
+    )
+    np.testing.assert_allclose(cosines, peer.similarity(wanted[:1], wanted[1:])[0], atol=1e-5)
 
 
 def test_vectors_are_cut_to_lengths_that_the_model_was_trained_for(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Sparse vectors beside SparseEncoder's own, both ways."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def test_a_folder_that_sparse_encoder_saves_gives_its_vectors(
     predictor = Predictor(tmp_path / "saved", device="cpu")
     assert predictor.task.record["options"] == {
         "pooling": pooling, "activation": activation,
-        "max_length": 16 if first == "MLMTransformer" else 32,
+        "max_length": 16 if first == "MLMTransformer" else 32, "prompts": {},
+        "default_prompt": None,
     }  # fmt: skip
     theirs = peer.encode(TEXTS, convert_to_sparse_tensor=False)
     np.testing.assert_allclose(dense(predictor.predict(TEXTS, CUT)), theirs.numpy(), atol=1e-5)
@@ -106,6 +108,26 @@ def test_sparse_encoder_loads_a_bundle_and_what_is_written_for_it_is_read_again(
     again = Predictor(folder, device="cpu")
     assert again.task.record == task.record
     assert again.predict(TEXTS, CUT) == ours
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_prompts_are_those_of_sparse_encoder(words: Path, tmp_path: Path) -> None:
+    prompts = {"query": "the blue ", "usual": "not a "}
+    peer = SparseEncoder(str(words), device="cpu", prompts=prompts, default_prompt_name="usual")
+    peer.save_pretrained(str(tmp_path / "saved"))
+    ours = Predictor(tmp_path / "saved", device="cpu")
+    assert isinstance(ours.task, SparseEmbedding)
+    folder = tiny.bundle(tmp_path / "again", TOKENIZER, CONFIG, task=ours.task)
+    again = SparseEncoder(str(folder), device="cpu")
+    for predictor, theirs in ((ours, peer), (Predictor(folder, "cpu"), again)):
+        for name in ("query", "usual", None):
+            wanted = theirs.encode(TEXTS, prompt_name=name, convert_to_sparse_tensor=False)
+            answers = predictor.predict(TEXTS, replace(CUT, prompt_name=name))
+            np.testing.assert_allclose(dense(answers), wanted.numpy(), atol=1e-5)
+    assert ours.predict(["a tree"]) == ours.predict(["a tree"], replace(CUT, prompt_name="usual"))
+    assert ours.predict(["a tree"]) != ours.predict(["a tree"], replace(CUT, prompt_name="query"))
+    with pytest.raises(InputError, match=r"prompt_name: wanted .*\(query, usual\), got 'passage'"):
+        ours.predict(TEXTS, replace(CUT, prompt_name="passage"))
 
 
 @pytest.mark.parametrize(("pooling", "activation"), WAYS)

@@ -130,6 +130,24 @@ def test_other_heads_are_no_ranking(
     assert task.name == name
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_cross_encoder_with_a_default_prompt_is_refused(tmp_path: Path) -> None:
+    prompts = {"query": "find: "}
+    for default in ("query", None):
+        peer = CrossEncoder(
+            str(classifier(tmp_path / "model")), device="cpu", prompts=prompts,
+            default_prompt_name=default,
+        )  # fmt: skip
+        folder = tmp_path / f"default-{default}"
+        peer.save_pretrained(str(folder))
+        if default is not None:
+            with pytest.raises(FormatError, match=r"wanted no default_prompt_name, .*got 'query'"):
+                load_bundle(folder)
+        else:
+            wanted = peer.predict(PAIRS)
+            np.testing.assert_allclose(scores(Predictor(folder, "cpu")), wanted, atol=1e-5)
+
+
 @pytest.mark.drill
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_that_gives_pairs_a_number_ranks_them_as_cross_encoder_does(
