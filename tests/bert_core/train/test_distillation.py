@@ -1,6 +1,7 @@
 """A student's gradient is that of the global batch, for any number of workers and micro-batch."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from bert_core.objectives.distillation import Distillation
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.train.config import LoopConfig
 from bert_core.train.loop import evaluate, training_steps
-from bert_core.train.parallel import rank_of_world
+from bert_core.train.parallel import is_part, rank_of_world, shard
 from tests import tiny
 from tests.ranks import on_ranks
 
@@ -26,7 +27,13 @@ PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
 
 
 def gradient_of(
-    dtype: torch.dtype, budget: int, rank: int = 0, world_size: int = 1, *, general: bool = False
+    dtype: torch.dtype,
+    budget: int,
+    rank: int = 0,
+    world_size: int = 1,
+    *,
+    general: bool = False,
+    sharded: bool = False,
 ) -> tuple[Tensor, dict[str, float]]:
     """The gradient of the second global batch, and what an evaluation gives; `general` asks no head
     for anything, not even one that reads all words."""
@@ -49,6 +56,8 @@ def gradient_of(
         models.append(ObjectiveModel(config, [objective]))
     weights = {"hidden": 1.0} if general else WEIGHTS
     model = Distillation(models[0], models[1], weights, temperature=2.0).to(dtype)
+    if sharded:
+        shard(model)
     batches = RankBatches(
         WindowSource(windows, TOKENIZER.pad_id), GlobalOrder([len(windows)], seed=0), 13,
         budget, rank, world_size,
@@ -57,7 +66,8 @@ def gradient_of(
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     steps = training_steps(model, batches.from_step(0), optimizer, lambda _: 1e-3, LOOP)
     assert len(list(steps)) == 2
-    found = [each.grad for each in model.parameters() if each.grad is not None]
+    parts: list[Any] = [each.grad for each in model.parameters() if each.grad is not None]
+    found = [part.full_tensor() if is_part(part) else part for part in parts]
     return torch.cat([one.flatten() for one in found]), measured
 
 
@@ -87,20 +97,28 @@ def test_the_micro_batch_does_not_change_the_gradient(
 def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> None:
     alone = gradients(1 << 20)
     ranks = on_ranks(2, gradients_of_rank, tmp_path)
-    for number, most in enumerate([most for _, most in PRECISIONS] * 2):
-        assert torch.equal(ranks[0][number][0], ranks[1][number][0])
-        assert relative_error(ranks[0][number][0], alone[number][0]) < most
-        assert ranks[0][number][1] == pytest.approx(alone[number][1], rel=most * 10)
+    wanted = [*zip(alone, [most for _, most in PRECISIONS] * 2, strict=True)] * 2
+    for one, other, ((gradient, measured), most) in zip(*ranks, wanted, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert relative_error(one[0], gradient) < most
+        assert one[1] == pytest.approx(measured, rel=most * 10)
 
 
-def gradients(budget: int, rank: int = 0, world_size: int = 1) -> list[tuple[Tensor, dict]]:
+def gradients(
+    budget: int, rank: int = 0, world_size: int = 1, *, sharded: bool = False
+) -> list[tuple[Tensor, dict]]:
     """Of both kinds, in both precisions."""
     return [
-        gradient_of(dtype, budget, rank, world_size, general=general)
+        gradient_of(dtype, budget, rank, world_size, general=general, sharded=sharded)
         for general in (False, True)
         for dtype, _ in PRECISIONS
     ]
 
 
 def gradients_of_rank() -> list[tuple[Tensor, dict]]:
-    return gradients(300, *rank_of_world())
+    """With a copy of the model on each rank, and with a shard."""
+    return [
+        found
+        for sharded in (False, True)
+        for found in gradients(300, *rank_of_world(), sharded=sharded)
+    ]
