@@ -21,7 +21,7 @@ from pipelines.training.worker import RankPlace
 from tracking.metric_names import TASK, on_all
 
 MEASURED_ROWS = 256
-"""Rows per batch of a measurement; it does not affect the results."""
+"""Least rows per batch of a measurement; it does not affect the results."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,17 @@ class LabelledRank:
 
     def batches(self, split: str, seed: int) -> RankBatches:
         """The rows of a set, in the seed's order."""
-        windows = self.sets[split].windows
+        windows, group = self.sets[split].windows, self.task.group_rows
+        # A whole number of groups, and at least one for each worker.
+        measured = group * max(-(-MEASURED_ROWS // group), self.place.world_size)
         return RankBatches(
             source=WindowSource(windows, self.pad_id, self.packed_from),
             order=GlobalOrder([len(windows)], seed=seed),
-            global_batch_size=self.config.batch_size if split == TRAIN else MEASURED_ROWS,
+            global_batch_size=self.config.batch_size if split == TRAIN else measured,
             micro_batch_tokens=self.config.micro_batch_tokens,
             rank=self.place.rank,
             world_size=self.place.world_size,
-            group_rows=self.task.group_rows,
+            group_rows=group,
         )
 
     def measure(self, split: str, loop: LoopConfig, model: ObjectiveModel) -> dict[str, float]:

@@ -1,12 +1,17 @@
 """Which tasks labelled rows train, and which rows their bundles show."""
 
 import pytest
+import torch
 
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError
 from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification
+from pipelines.finetune import FinetuneConfig
+from pipelines.training.labelled_batches import LabelledRank
 from pipelines.training.labelled_sets import LabelledSet, shown_rows, trainable_task
+from pipelines.training.worker import RankPlace
 from tests import tiny
 
 
@@ -45,3 +50,26 @@ def test_rows_that_are_shown_were_not_trained_on_and_are_read_whole() -> None:
     assert shown_rows(task, sets, 3) == ("a blue sea",)
     assert shown_rows(task, {"train": sets["train"]}, 3) == ()
     assert shown_rows(task, {"selection": encoded(long)}, 3) == ()
+
+
+def test_groups_are_measured_by_any_number_of_workers() -> None:
+    """A batch has a group for each, and the same groups for all numbers."""
+    options = FeatureExtraction.options(loss="contrastive", group_size=100)
+    task = FeatureExtraction(options=options)
+    rows = [{"text": "the sea", "text_pair": "a tree"} for _ in range(520)]
+    sets = {"held_out": LabelledSet(rows, task.encode(rows, tiny.tokenizer(), 8, labelled=True), 0)}
+    config = FinetuneConfig(output="a", model="b", task=task.name, batch_size=800, num_workers=0)
+    encoder, device = tiny.encoder_config(tiny.tokenizer().vocab_size), torch.device("cpu")
+    for workers in (1, 3, 8):
+        groups = [
+            int(size)
+            for rank in range(workers)
+            for micro_batches in LabelledRank(
+                config, RankPlace(rank, workers, device), encoder, 0, task, sets
+            )
+            .batches("held_out", 0)
+            .once()
+            for batch in micro_batches
+            for size in batch["groups"]
+        ]
+        assert sorted(groups) == [20, 100, 100, 100, 100, 100]
