@@ -143,7 +143,7 @@ def run(config: ExtractConfig) -> Manifest:
         inputs.append(source)
     predictor_of.cache_clear()  # an earlier run in this process may have read other contents
     corpus = list_corpus(config.corpus)
-    documents = corpus_input(corpus, config)
+    documents = corpus_input(corpus, config, is_ordered=True)
     inputs.append(DatasetInput("documents", documents.digest, documents.source))
     return run_stage("extract", config, inputs, lambda _: _extract(config, corpus, folders))
 

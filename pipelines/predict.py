@@ -86,7 +86,7 @@ def run(config: PredictConfig) -> Manifest:
     folder, model = bundle_input(config, config.model)
     predictor_of.cache_clear()  # an earlier run in this process may have read other contents
     corpus = list_corpus(config.corpus)
-    rows = corpus_input(corpus, config)
+    rows = corpus_input(corpus, config, is_ordered=True)
     inputs = [model, DatasetInput("rows", rows.digest, rows.source)]
     return run_stage(
         "predict", config, inputs, lambda _: _predict(config, corpus, folder.absolute())

@@ -27,20 +27,27 @@ THREADS = 8
 MEGABYTE = 1_000_000
 
 
-def corpus_input(corpus: Corpus, config: StageConfig) -> DatasetInput:
+def corpus_input(corpus: Corpus, config: StageConfig, *, is_ordered: bool = False) -> DatasetInput:
     """The corpus as an input: its digest is the sha256 over those of its files, paths excluded.
 
     The weights of the files are part of the digest.
 
     Args:
         config: the stage that reads the corpus; its workers do the hashing.
+        is_ordered: whether what is made depends on the order of the files, and on how each is read
+            by its suffix; both are then part of the digest.
     Raises: CorpusError if a file is missing or was replaced; ResourceError.
     """
     weighted = corpus.config.weight if corpus.config.weights else None
-    digests = sorted(
-        sha256 + (f" {weighted(file.source)}" if weighted else "")
-        for file, sha256 in _hashed(corpus.files, config)
-    )
+    sha256s = dict(_hashed(corpus.files, config))
+    digests = [
+        sha256s[file] + (f" {weighted(file.source)}" if weighted else "") for file in corpus.files
+    ]
+    if is_ordered:
+        suffixes = [files.suffixes(file.path)[0] for file in corpus.files]
+        digests = [f"{digest} {suffix}" for digest, suffix in zip(digests, suffixes, strict=True)]
+    else:
+        digests.sort()
     digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
     return DatasetInput("corpus", digest, corpus.name)
 

@@ -60,6 +60,24 @@ def test_the_digest_is_that_of_content_and_weights(tmp_path: Path) -> None:
     assert digest("one") not in same
 
 
+def test_the_digest_of_rows_that_are_answered_in_order_is_that_of_their_order_and_reading(
+    tmp_path: Path,
+) -> None:
+    def digest(first: str, second: str) -> str:
+        folder = tmp_path / f"{first}-{second}"
+        folder.mkdir()
+        (folder / first).write_bytes(b"Some.")
+        (folder / second).write_bytes(b"Text.")
+        corpus = list_corpus(CorpusConfig(source=str(folder)))
+        stage = StageConfig(output="unused", num_workers=0)
+        return corpus_input(corpus, stage, is_ordered=True).digest
+
+    assert digest("a.txt", "b.txt") == digest("x.txt", "y.txt")
+    all_four = {digest(*names) for names in (("m.txt", "n.txt"), ("d.txt", "c.txt"))}
+    all_four |= {digest(*names) for names in (("a.txt", "b.csv"), ("a.csv", "b.csv"))}
+    assert len(all_four) == 4
+
+
 def bytes_read_by(work: Callable[[], Any]) -> int:
     """What this process reads meanwhile, from the disk or from what the system keeps of it."""
 
