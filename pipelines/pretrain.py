@@ -39,11 +39,11 @@ from pipelines.runtime.stage import (
 from pipelines.training.config import TrainingConfig, check_variant
 from pipelines.training.driver import finished, fit, write_bundle
 from pipelines.training.objectives import check_names, objectives_of
-from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_records
+from pipelines.training.records import CHECKPOINTS, Report, median_speed
 from pipelines.training.shard_batches import batches, check_rows
 from tracking import metric_names as names
 from tracking.cache import local_cache
-from tracking.metric_names import LOSS, MLM_LOSS
+from tracking.metric_names import MLM_LOSS
 from tracking.resolve import load_tokenizer
 from tracking.runs import DatasetInput
 
@@ -268,6 +268,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     """`shards` are those of the last phase, on which the model is measured; `folder` has the bundle
     to continue from."""
     from bert_core.bundle.weights import fresh_parts
+    from bert_core.train.checkpoint import latest_checkpoint, read_points
     from tracking.hub import load_bundle
 
     tokenizer = load_tokenizer(config.tokenizer)
@@ -281,8 +282,11 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
         lacking = ", ".join(origin["fresh_parts"]) or "nothing"
         say(f"pretrain: continuing from {config.model}; it lacks, and starts fresh: {lacking}")
     fit(partial(worker, folder), config, digest, config.loop, "pretraining")
-    records = read_records(config.local_folder)
-    steps = max(step for step, numbers in records.items() if names.on(HELD_OUT, LOSS) in numbers)
+    # Not from the record: if a run loses steps and its hours end before it has made up for them,
+    # the record keeps the points of the lost steps.
+    checkpoint = latest_checkpoint(files.join(config.output, CHECKPOINTS))
+    assert checkpoint is not None  # the last step wrote one
+    steps, records = checkpoint.step, dict(read_points(checkpoint))
     fresh, trained = (names.measured_on(HELD_OUT, records[step]) for step in (0, steps))
     counts = {
         **{names.before(name): value for name, value in fresh.items()},
@@ -300,6 +304,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
         metrics=trained,
         lineage=lineage,
         trained_rows=NO_ROWS if parent is None else parent.trained_rows,
+        checkpoint=checkpoint,
     )
     say(
         f"pretrain: held-out MLM loss {fresh[MLM_LOSS]:.3f} → {trained[MLM_LOSS]:.3f} "

@@ -80,7 +80,7 @@ class ScheduleConfig:
     def factor(self, step: float, max_steps: int) -> float:
         """The share of the peak learning rate at `step`, counted from 0."""
         if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
+            return min(1.0, (step + 1) / self.warmup_steps)
         if self.decay == "constant":
             return 1.0
         falling = self.decay_share * (max_steps - self.warmup_steps)

@@ -244,6 +244,23 @@ def test_points_lost_on_their_way_are_recorded_by_the_run_that_goes_on(
     assert [step for step, numbers in records.items() if "loss" in numbers] == list(range(1, 13))
 
 
+def test_a_run_whose_hours_end_before_it_has_made_up_for_lost_steps_is_measured_at_its_end(
+    prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = prepared.pretrain(tmp_path / "out")
+    pretrain.run(config)
+    cut_back(tmp_path / "out", 4)
+    # What a slower machine comes to in the same hours.
+    monkeypatch.setattr(LoopConfig, "place", lambda _, steps, __: 12 if steps >= 6 else steps)
+    counts = pretrain.run(config).counts
+    assert counts["steps"] == 6
+    records = read_records(tmp_path / "out")
+    assert "loss" in records[12], "the record keeps what was lost"
+    metrics = load_bundle(tmp_path / "out" / "bundle").metrics
+    assert metrics["mlm_loss"] == counts["mlm_loss_after"] < counts["mlm_loss_before"]
+    assert metrics["mlm_loss"] != records[12]["held_out/mlm_loss"]
+
+
 def test_a_run_that_lost_its_record_has_the_whole_curve(prepared: Any, tmp_path: Path) -> None:
     """Also if it had taken its last step: its newest checkpoint has all points."""
     for step in (8, 12):

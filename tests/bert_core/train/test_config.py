@@ -50,6 +50,8 @@ def test_a_cosine_falls_slowly_then_fast_then_slowly_to_nothing() -> None:
 def test_no_step_trains_at_zero_or_above_the_peak(decay: str, warmup_steps: int) -> None:
     schedule = ScheduleConfig(warmup_steps=warmup_steps, decay=decay)  # type: ignore[arg-type]
     assert all(0 < factor <= 1 for factor in factors(schedule, 50))
+    # A run of hours has places between its steps.
+    assert all(0 < schedule.factor(tenth / 10, 50) <= 1 for tenth in range(500))
 
 
 def test_defaults_are_those_of_the_paper() -> None:
