@@ -7,6 +7,7 @@ the trials and handles the best one; `training.trials` runs them.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from bert_core import files
@@ -14,6 +15,7 @@ from bert_core.checks import PositiveInt
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import BUNDLE, Manifest, Output, read_manifest
 from pipelines import finetune
+from pipelines.corpus.config import DOCSTRINGS
 from pipelines.corpus.labelled import LabelledConfig, labelled_files
 from pipelines.finetune import FinetuneConfig
 from pipelines.runtime import cluster
@@ -27,7 +29,7 @@ from pipelines.runtime.stage import (
     with_absolute_paths,
 )
 from pipelines.training.config import LabelledTrainingConfig
-from pipelines.training.labelled_sets import inputs_of
+from pipelines.training.labelled_sets import inputs_of, read_sets
 from pipelines.training.sweep import SweepConfig
 from tracking.hub import PREFIX
 from tracking.server import tracking_uri
@@ -109,12 +111,17 @@ def run(config: TuneConfig) -> Manifest:
     folder, inputs = inputs_of(config)
     # A trial may run on a machine that has to fetch a model of the hub for itself.
     [source] = [PREFIX + each.source for each in inputs if each.asked] or [str(folder.absolute())]
-    return run_stage("tune", config, inputs, lambda _: _tune(config, source))
+    return run_stage("tune", config, inputs, lambda _: _tune(config, folder, source))
 
 
-def _tune(config: TuneConfig, model: str) -> Result:
+def _tune(config: TuneConfig, folder: Path, model: str) -> Result:
     from bert_core.tasks.catalog import TASKS
+    from tracking.hub import load_bundle
 
+    if config.held_out is not None:
+        # The trials do not read these rows, so that what is wrong with them would come up last.
+        first = config.trials()[0]
+        read_sets(replace(first, held_out=config.held_out), load_bundle(folder))
     if config.num_workers:
         cluster.connect(  # before Ray is imported
             address=config.address,
@@ -180,9 +187,9 @@ def _tune(config: TuneConfig, model: str) -> Result:
 
 def _settled(rows: LabelledConfig) -> LabelledConfig:
     """The training rows with absolute paths, for trials that run in another folder."""
-    paths = labelled_files(rows, "train")
-    if len(paths) == 1:
-        return replace(rows, source=files.absolute(paths[0]), split=None)
+    if rows.source == DOCSTRINGS:
+        [path] = labelled_files(rows, "train")
+        return replace(rows, source=files.absolute(path), split=None)
     return replace(rows, source=files.absolute(rows.source))
 
 

@@ -93,9 +93,11 @@ class SweepConfig:
     def trials(self) -> list[dict[str, int | float]]:
         """The varied fields of each trial, with their values; the same at every call."""
         if self.method == "grid":
+            # Sorted, since a run that is resumed may name them in another order.
+            names = sorted(self.space)
             return [
-                {name: SEARCHED[name](value) for name, value in zip(self.space, point, strict=True)}
-                for point in product(*self.space.values())
+                {name: SEARCHED[name](value) for name, value in zip(names, point, strict=True)}
+                for point in product(*(self.space[name] for name in names))
             ]
         return [
             {

@@ -224,6 +224,38 @@ def test_what_a_user_can_mend_in_a_trial_is_said(pretrained: Any, tmp_path: Path
     assert runs_of(config)[0].info.status == "FAILED"
 
 
+def test_held_out_rows_that_do_not_fit_are_refused_before_the_first_trial(
+    pretrained: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.jsonl").write_text('{"text": "a", "label": "never"}\n')
+    held_out = LabelledConfig(source=str(tmp_path / "odd.jsonl"))
+    config = sweep(pretrained, tmp_path / "out", held_out=held_out, num_workers=0)
+    message = r"odd.jsonl \(held_out\), row 1: its label 'never' is not one of the training rows'"
+    with pytest.raises(CorpusError, match=message):
+        tune.run(config)
+    assert not (tmp_path / "out" / "trials").exists()
+
+
+def test_trials_read_the_names_of_classes_from_the_card(pretrained: Any, tmp_path: Path) -> None:
+    """Also where one file of the data set has the training rows."""
+    names = "[{name: label, dtype: {class_label: {names: [neg, pos]}}}]"
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "README.md").write_text(f"---\ndataset_info: {{features: {names}}}\n---\n")
+    rows = [{"text": f"word {number}", "label": number % 2} for number in range(32)]
+    for split in ("train", "test"):
+        path = tmp_path / "set" / f"{split}.jsonl"
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = LabelledConfig(source=str(tmp_path / "set"))
+    config = sweep(
+        pretrained, tmp_path / "out", train=source, held_out=source, num_workers=0,
+        search=SweepConfig(space={"lr": [1e-3]}),
+    )  # fmt: skip
+    assert tune.run(config).counts["held_out_rows"] == len(rows)
+    task = load_bundle(tmp_path / "out" / "bundle").task
+    assert task is not None
+    assert task.labels == ["neg", "pos"]
+
+
 def test_a_trial_that_diverges_does_not_end_the_sweep(pretrained: Any, tmp_path: Path) -> None:
     config = sweep(
         pretrained,
@@ -287,6 +319,13 @@ def test_the_grid_that_is_there_without_a_word_is_that_of_the_paper() -> None:
     assert {trial["lr"] for trial in trials} == {5e-5, 3e-5, 2e-5}
     assert {trial["batch_size"] for trial in trials} == {16, 32}
     assert {trial["epochs"] for trial in trials} == {2.0, 3.0, 4.0}
+
+
+def test_the_order_in_which_fields_are_named_does_not_change_a_grid() -> None:
+    space = {"lr": [1e-3, 1e-5], "epochs": [1, 2]}
+    trials = SweepConfig(space=space).trials()
+    assert trials == SweepConfig(space=dict(reversed(space.items()))).trials()
+    assert trials[1] == {"epochs": 1.0, "lr": 1e-5}
 
 
 def test_what_is_drawn_follows_from_the_seed_alone_and_lies_in_the_range() -> None:
