@@ -25,8 +25,25 @@ _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
 
 
+def unused_fields(
+    records: Sequence[Row], shapes: tuple[type, type], columns: Mapping[str, str]
+) -> set[str]:
+    """The optional fields whose column is empty in every record, or not there: it is meant for
+    other tasks. Empty in some, it is empty text; but for a target, which is then unknown."""
+    column_of = own_columns(columns, shapes)
+    return {
+        name
+        for name in _optional(shapes)
+        if all(record.get(column_of.get(name, name)) in (None, "") for record in records)
+    }
+
+
 def labelled(
-    records: Sequence[Row], shapes: tuple[type, type], columns: Mapping[str, str], source: str
+    records: Sequence[Row],
+    shapes: tuple[type, type],
+    columns: Mapping[str, str],
+    source: str,
+    unused: Set[str] | None = None,
 ) -> list[dict[str, Any]]:
     """The fields of the shapes, read from each record.
 
@@ -36,6 +53,7 @@ def labelled(
         shapes: of a task's input, and of its expected answer.
         columns: field → its column, for fields whose column has another name.
         source: where the records come from, for messages.
+        unused: the `unused_fields` of all records, if these are only some of them.
     Raises: CorpusError naming the row and the column that is missing or has the wrong type;
         ConfigError if two fields are mapped to one column.
     """
@@ -50,13 +68,7 @@ def labelled(
     if not records:
         raise CorpusError(f"{source}: wanted labelled rows, the file holds none: give another file")
     optional, targets = _optional(shapes), _hints(shapes[1:])
-    # A text column empty in every record is meant for other tasks; empty in some, it is empty text,
-    # but for a target, which is then unknown.
-    unused = {
-        name
-        for name in optional
-        if all(record.get(column_of.get(name, name)) in (None, "") for record in records)
-    }
+    unused = unused_fields(records, shapes, columns) if unused is None else unused
     _check_columns(records, column_of, optional - columns.keys(), source)
     rows = []
     for number, record in enumerate(records, 1):

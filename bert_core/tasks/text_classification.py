@@ -264,6 +264,16 @@ class TextClassification(TextTask):
             row[label_ids] = 1
         return has_label
 
+    def check_rows(self, rows: Sequence[Row]) -> None:
+        for number, row in enumerate(rows, 1):
+            for label in _labels_of(row, several=self.chosen.multi_label):
+                if label not in self._ids:
+                    raise CorpusError(
+                        f"row {number}: wanted a label that the model knows, which are "
+                        f"{_some(self.labels)}, got {label!r}: remove the row, or train the model "
+                        "on such rows first"
+                    )
+
     def _label_id(self, label: str, number: int) -> int:
         if label not in self._ids:
             raise CorpusError(

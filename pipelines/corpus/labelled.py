@@ -1,6 +1,7 @@
 """Labelled rows: which files hold them, and how they are read into the fields of a task."""
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from bert_core import files
 from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.tables import with_classes
 from bert_core.errors import ConfigError, CorpusError
-from bert_core.tasks.shapes import labelled
+from bert_core.tasks.shapes import labelled, unused_fields
 from pipelines.corpus import docstrings, hub
 from pipelines.corpus.config import DOCSTRINGS
 from pipelines.runtime.progress import counted, say
@@ -87,7 +88,7 @@ def labelled_rows(
     config: LabelledConfig, split: Split, shapes: tuple[type, type]
 ) -> tuple[list[dict[str, Any]], int]:
     """The rows of `read_labelled`, and how many broken lines were left out."""
-    rows: list[dict[str, Any]] = []
+    sets: list[tuple[str, list[dict[str, Any]], dict[str, str]]] = []
     broken = 0
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
     if config.source != DOCSTRINGS and paths != [config.source]:
@@ -101,7 +102,16 @@ def labelled_rows(
         if len(records) < len(lines):
             broken += len(lines) - len(records)
             say(f"{path}: left out {counted(len(lines) - len(records), 'broken line')}")
-        rows += labelled(records, shapes, columns | config.columns, path)
+        sets.append((path, records, columns | config.columns))
+    # A column is meant for other tasks if it is empty in all files.
+    unused = set.intersection(
+        *(unused_fields(records, shapes, columns) for _, records, columns in sets)
+    )
+    rows = [
+        row
+        for path, records, columns in sets
+        for row in labelled(records, shapes, columns, path, unused)
+    ]
     return rows, broken
 
 
@@ -145,9 +155,12 @@ def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]
 
 
 def labelled_input(name: str, config: LabelledConfig, split: Split) -> DatasetInput:
-    """A labelled set by name and sha256; for several files the sha256 over theirs, one per line."""
-    paths = labelled_files(config, split)
+    """A labelled set by name and sha256; for several files the sha256 over theirs, one per line,
+    and over the names of classes if the data set's card states them."""
+    paths, classes = labelled_files(config, split), hub.class_names(config.source)
     digests = [files.sha256_of(path) for path in paths]
+    if classes:
+        digests.append(hashlib.sha256(json.dumps(sorted(classes.items())).encode()).hexdigest())
     digest = digests[0]
     if len(digests) > 1:
         digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()

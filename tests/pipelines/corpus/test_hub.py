@@ -280,6 +280,27 @@ def test_classes_have_the_names_that_the_card_tells(
     assert row["label"] == ("pos" if cell == "pos" else label)
 
 
+def test_the_names_of_classes_are_part_of_the_digest(tmp_path: Path) -> None:
+    digests = []
+    for folder, names in (("one", "neg, pos"), ("other", "pos, neg"), ("again", "neg, pos")):
+        feature = f"{{name: label, dtype: {{class_label: {{names: [{names}]}}}}}}"
+        text = card(f"dataset_info: {{features: [{feature}]}}")
+        source = data_set(tmp_path / folder, text, ["train.csv"])
+        digests.append(labelled_input("train", LabelledConfig(source=source), "train").digest)
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_a_column_that_is_empty_in_one_of_several_files_is_empty_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,text_pair,label\nx,,1\n")
+    (tmp_path / "b.csv").write_text("text,text_pair,label\ny,z,0\nw,,1\n")
+    config = LabelledConfig(source=f"{tmp_path}/*.csv")
+    rows = read_labelled(config, "train", (TextInput, OneLabel))
+    assert [row["text_pair"] for row in rows] == ["", "z", ""]
+    (tmp_path / "b.csv").write_text("text,text_pair,label\ny,,0\n")
+    rows = read_labelled(config, "train", (TextInput, OneLabel))
+    assert [row.keys() for row in rows] == [{"text", "label"}] * 2
+
+
 @pytest.mark.parametrize("kind", ["sequence", "list"])
 def test_tags_have_the_names_that_the_card_tells(tmp_path: Path, kind: str) -> None:
     info = ("dataset_info:", f"  features: [{{name: tags, {kind}: {NAMED}}}]")
