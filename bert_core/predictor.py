@@ -27,6 +27,7 @@ from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.catalog import TASKS, also
 from bert_core.tasks.fill_mask import FillMask
 from bert_core.tasks.shapes import Row, as_row
+from bert_core.tasks.sparse_embedding import SparseEmbedding
 
 
 class Predictor:
@@ -86,7 +87,8 @@ class Predictor:
         own_folder = None if isinstance(folder, Bundle) else Path(folder)
         build = partial(_backend, bundle, self.task, own_folder, device)
         executions = possible_executions(bundle, where, backend or AUTO, precision)
-        self.max_length = longest_row(bundle.encoder_config.max_length)
+        longest = longest_row(bundle.encoder_config.max_length)
+        self.max_length = min(longest, self.task.max_length or longest)
         if backend == AUTO and prefer is None and len(executions) > 1:
             self.backend = self._fastest(bundle, executions, build)
         else:
@@ -223,11 +225,13 @@ def _task_of(
     task = able.get(name or usual)
     if task is None:
         raise FormatError(_unable(bundle, name, able, folder))
-    if task.headless and bundle.unread_modules and "pooling" not in options:
+    is_sparse = task.name == SparseEmbedding.name
+    if (task.headless or is_sparse) and bundle.unread_modules and "pooling" not in options:
         raise ConfigError(
             f"options: wanted a pooling, since sentence-transformers computes the vectors of "
             f"{folder} by modules that are not read here ({bundle.unread_modules}): set pooling to "
-            "mean or cls for vectors of its encoder alone, or give another model"
+            f"{'max or sum' if is_sparse else 'mean or cls'} for vectors without them, or give "
+            "another model"
         )
     if not options:
         return task

@@ -21,7 +21,9 @@ from bert_core.tasks.modules import (
     OLD_SETTINGS,
     SAYS,
     SETTINGS,
+    check_cross_encoder,
     described,
+    kinds_of,
     settings_of,
 )
 from bert_core.tasks.sparse_embedding import SPLADE_POOLING
@@ -132,7 +134,9 @@ def task_of_transformers(
     names = {int(index): label for index, label in id2label.items()}
     # transformers omits its default names from the file.
     labels = [names.get(index, f"LABEL_{index}") for index in range(len(head))]
-    entries = entries | {SAYS: settings_of(entries, partial(_read, folder))}
+    read = partial(_read, folder)
+    entries = entries | {SAYS: settings_of(entries, read)}
+    check_cross_encoder(entries[SAYS], read)
     tasks = (task.from_huggingface(entries, labels) for task in known)
     task = next(filter(None, tasks), None)
     return None if task is None else task.adapted(state)
@@ -149,8 +153,9 @@ def task_of_modules(folder: Path, *, bare: bool) -> Task | None:
 
 def listed_modules(folder: Path) -> str:
     """The modules by which sentence-transformers computes vectors, and their settings, for
-    messages; empty if the folder lists none."""
-    return described(partial(_read, folder))
+    messages; empty if the folder lists none, or one alone, which gives none."""
+    read = partial(_read, folder)
+    return described(read) if len(kinds_of(read)) > 1 else ""
 
 
 def _read(folder: Path, name: str) -> Any:

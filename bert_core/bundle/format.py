@@ -245,10 +245,12 @@ def load_bundle(folder: str | Path) -> Bundle:
         ) from error
     tokenizer = Tokenizer.load(folder)
     _check_vocabulary(folder, config, tokenizer, FormatError)
+    unread_modules = ""
     if record is None:
         heads = objectives_of(config, name)
         bare = name == f"{LAYOUTS[config.family].title}Model"
         task = task_of_modules(folder, bare=bare)
+        unread_modules = "" if task is not None else listed_modules(folder)
         task = task or task_of_transformers(folder, heads, entries, state)
     else:
         task = _recorded_task(folder, record)
@@ -270,7 +272,7 @@ def load_bundle(folder: str | Path) -> Bundle:
         submodels={path.parent.name: path.parent for path in folder.glob(f"*/{RECORD}")},
         trained_rows=np.load(folder / TRAINED_ROWS) if TRAINED_ROWS in sha256s else NO_ROWS,
         examples=tuple((record or {}).get("examples", ())),
-        unread_modules=listed_modules(folder) if record is None and task is None else "",
+        unread_modules=unread_modules,
     )
 
 

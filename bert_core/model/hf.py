@@ -182,6 +182,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _REQUIRED = {
     "is_decoder": False,
     "position_embedding_type": "absolute",
+    "quantization_config": None,
 }
 # Hugging Face has three names for the tanh approximation and two for the exact GELU.
 _ACTIVATIONS = {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}

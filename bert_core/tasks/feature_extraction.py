@@ -29,6 +29,7 @@ from bert_core.tasks.modules import (
     modules_of,
     prompt_entries,
     prompts_of,
+    unread_settings,
 )
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextInput
@@ -232,7 +233,7 @@ class FeatureExtraction(Task):
         kinds, config = kinds_of(read), read(POOLING) or {}
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
             return None
-        if config.get("include_prompt") is False or lowers_case(read):
+        if config.get("include_prompt") is False or lowers_case(read) or unread_settings(read):
             return None
         modes = [name for name, value in config.items() if name[:13] == "pooling_mode_" and value]
         for pooling, mode in _MODES.items():
@@ -246,6 +247,10 @@ class FeatureExtraction(Task):
                 )
                 return cls(options=chosen)
         return None
+
+    @property
+    def max_length(self) -> int | None:
+        return self.chosen.max_length
 
     def files(self, config: EncoderConfig) -> dict[str, Any]:
         """Files with which sentence-transformers computes the same vectors from the bundle."""

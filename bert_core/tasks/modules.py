@@ -6,6 +6,8 @@ A task decides by them whether a folder is its own; `bundle.foreign` finds the f
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from bert_core.errors import FormatError
+
 MODULES = "modules.json"
 SETTINGS = "sentence_bert_config.json"
 OLD_SETTINGS = tuple(
@@ -17,6 +19,13 @@ ABOUT = "config_sentence_transformers.json"
 TOKENIZER = "tokenizer_config.json"
 SAYS = "sentence_transformers"
 """Entry of config.json in which CrossEncoder kept its settings before it had `ABOUT`."""
+_TRANSFORMER_SETTINGS = {
+    "max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name",
+    "unpad_inputs",
+}  # fmt: skip
+"""Settings of the first module that are read here, or that do not change what is computed."""
+_VECTOR = "sentence_embedding"
+"""sentence-transformers' name of a text's vector."""
 MOST_TOKENS = 1 << 30
 """transformers writes a number of 31 digits where there is no limit."""
 
@@ -30,13 +39,38 @@ _CLASSES: dict[Activation, str] = {
 
 
 def kinds_of(read: Read) -> list[str]:
-    """Class names of the modules, in their order; empty if the folder does not list them."""
-    return [str(module.get("type", "")).rpartition(".")[2] for module in read(MODULES) or ()]
+    """Class names of the modules, in their order; of classes that are not sentence-transformers'
+    own, with the module that defines them. Empty if the folder does not list them."""
+    kinds = [str(module.get("type", "")) for module in read(MODULES) or ()]
+    return [
+        kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind
+        for kind in kinds
+    ]
+
+
+def unread_settings(read: Read) -> list[str]:
+    """Settings of the folder that change what is computed from a text, and are not read here."""
+    about = read(ABOUT) or {}
+    odd = [name for name in ("truncate_dim", "max_active_dims") if about.get(name)]
+    odd += [
+        name
+        for name, value in _transformer_settings(read).items()
+        if value and name not in _TRANSFORMER_SETTINGS
+    ]
+    for kind, module in zip(kinds_of(read), read(MODULES) or (), strict=True):
+        if kind == "Normalize":
+            settings = read(f"{module.get('path')}/config.json") or {}
+            odd += [
+                f"{name} of {kind}"
+                for name in ("module_input_name", "module_output_name")
+                if settings.get(name, _VECTOR) != _VECTOR
+            ]
+    return odd
 
 
 def described(read: Read) -> str:
-    """The modules in their order, each with what its settings turn on, or leave out of a prompt;
-    empty if the folder does not list them."""
+    """The modules in their order, each with what its settings turn on, or leave out of a prompt,
+    and the `unread_settings`; empty if the folder does not list them."""
     modules = []
     for kind, module in zip(kinds_of(read), read(MODULES) or (), strict=True):
         path = module.get("path")
@@ -47,7 +81,8 @@ def described(read: Read) -> str:
             if isinstance(value, bool) and value != (name == "include_prompt")
         ]
         modules.append(f"{kind} ({', '.join(flags)})" if flags else kind)
-    return ", ".join(modules)
+    odd = unread_settings(read) if modules else []
+    return ", ".join(modules) + (f"; {', '.join(odd)}" if odd else "")
 
 
 def lowers_case(read: Read) -> bool:
@@ -74,9 +109,32 @@ def prompts_of(about: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         about: entries of `ABOUT`.
     """
-    prompts = {name: text for name, text in (about.get("prompts") or {}).items() if text}
+    prompts = {name: text or "" for name, text in (about.get("prompts") or {}).items()}
     usual = about.get("default_prompt_name")
-    return {"prompts": prompts, "default_prompt": usual if usual in prompts else None}
+    if not prompts.get(usual):  # an empty text only serves to leave a default one out
+        usual, prompts = None, {name: text for name, text in prompts.items() if text}
+    return {"prompts": prompts, "default_prompt": usual}
+
+
+def check_cross_encoder(settings: Mapping[str, Any], read: Read) -> None:
+    """Args:
+        settings: the folder's, as `settings_of` gives them.
+    Raises: FormatError if CrossEncoder reads a pair of texts in a way that is not read here.
+    """
+    if settings.get("model_type") != "CrossEncoder":
+        return
+    if prompt := prompts_of(settings)["default_prompt"]:
+        raise FormatError(
+            f"{ABOUT}: wanted no default_prompt_name, since no prompt is put before a pair of "
+            f"texts, got {prompt!r}: set it to null, and put the prompt before the first text "
+            "yourself"
+        )
+    odd = unread_settings(read) + (["do_lower_case"] if lowers_case(read) else [])
+    if odd:
+        raise FormatError(
+            f"{SETTINGS}: wanted the usual settings of a CrossEncoder, got {', '.join(odd)}, "
+            "which changes how it reads texts: remove it if it is not needed"
+        )
 
 
 def prompt_entries(prompts: Mapping[str, str], default: str | None) -> dict[str, Any]:

@@ -101,6 +101,10 @@ class SentenceSimilarity(Task):
         names = cls.options.__dataclass_fields__
         return cls(options=cls.options(**{name: getattr(other.chosen, name) for name in names}))
 
+    @property
+    def max_length(self) -> int | None:
+        return self.chosen.max_length
+
     def is_comparable(self, other: Task) -> bool:
         return self.name == other.name  # however a model computes its vectors
 

@@ -32,9 +32,11 @@ from bert_core.tasks.modules import (
     Read,
     kinds_of,
     longest_of,
+    lowers_case,
     modules_of,
     prompt_entries,
     prompts_of,
+    unread_settings,
 )
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextInput
@@ -126,6 +128,8 @@ class SparseEmbedding(Task):
     def from_modules(cls, read: Read) -> "SparseEmbedding | None":
         kinds, settings = kinds_of(read), read(SPLADE_POOLING) or {}
         if len(kinds) != 2 or kinds[0] not in _FIRST or kinds[1] != "SpladePooling":
+            return None
+        if lowers_case(read) or unread_settings(read):
             return None
         chosen = {
             "pooling": settings.get("pooling_strategy", "max"),

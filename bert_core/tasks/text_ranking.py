@@ -14,18 +14,11 @@ from jaxtyping import Float
 from bert_core.checks import PositiveFloat, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
-from bert_core.errors import CorpusError, FormatError, InputError
+from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.retrieval import ranking_columns, ranking_metrics
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task
-from bert_core.tasks.modules import (
-    ABOUT,
-    SAYS,
-    Activation,
-    activation_entry,
-    activation_of,
-    prompts_of,
-)
+from bert_core.tasks.modules import SAYS, Activation, activation_entry, activation_of
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import PairInput, sigmoid, text_windows
 
@@ -132,12 +125,6 @@ class TextRanking(Task):
         activation = activation_of(entries, len(labels))
         if activation is None:
             return None
-        if prompt := prompts_of(entries[SAYS])["default_prompt"]:
-            raise FormatError(
-                f"{ABOUT}: wanted no default_prompt_name, since rankings put no prompt before a "
-                f"query, got {prompt!r}: set it to null, and put the prompt before each query "
-                "yourself"
-            )
         longest = entries[SAYS].get("max_seq_length")
         return cls(labels, cls.options(activation=activation, max_length=longest))
 

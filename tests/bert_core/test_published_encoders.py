@@ -17,7 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.windows import ids_of, with_special_tokens
-from bert_core.errors import ConfigError, FormatError
+from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtractionParameters
 from tests import tiny
@@ -116,6 +116,9 @@ def test_vectors_are_those_of_sentence_transformers(
     wanted = theirs.encode(TEXTS)
     ours = Predictor(folder, device="cpu")
     assert ours.task.name == "feature-extraction"
+    longest = theirs.max_seq_length
+    with pytest.raises(InputError, match=rf"wanted at most {longest} tokens .*: set the"):
+        ours.predict(["word " * longest])
     cut = FeatureExtractionParameters(truncate=True)
     np.testing.assert_allclose(ours.predict(TEXTS, cut), wanted, atol=1e-5)
     bundle = load_bundle(folder)
@@ -137,6 +140,9 @@ def test_vectors_are_those_of_sentence_transformers(
         ("prompt", r"include_prompt = false"),
         ("lower case", r"Transformer \(do_lower_case\)"),
         ("path", r"Transformer, Pooling"),
+        ("settings", r"Normalize; truncate_dim, processing_kwargs"),
+        ("normalize", r"Normalize; module_input_name of Normalize"),
+        ("class", r"Transformer, mine\.Pooling"),
     ],
 )
 def test_vectors_that_cannot_be_computed_as_sentence_transformers_does_are_not_given(
@@ -157,6 +163,16 @@ def test_vectors_that_cannot_be_computed_as_sentence_transformers_does_are_not_g
     if changed == "path":
         (folder / "1_Pooling").rename(folder / "1_Mean")
         modules[1]["path"] = "1_Mean"
+    if changed == "settings":
+        short = {"processing_kwargs": {"text": {"max_length": 6}}}
+        (folder / "sentence_bert_config.json").write_text(json.dumps(short))
+        (folder / "config_sentence_transformers.json").write_text('{"truncate_dim": 16}')
+    if changed == "normalize":
+        (folder / modules[2]["path"]).mkdir(exist_ok=True)
+        normalized = '{"module_input_name": "token_embeddings"}'
+        (folder / modules[2]["path"] / "config.json").write_text(normalized)
+    if changed == "class":
+        modules[1]["type"] = "mine.Pooling"
     (folder / "modules.json").write_text(json.dumps(modules))
     for task in ("feature-extraction", "sentence-similarity"):
         with pytest.raises(ConfigError, match=rf"wanted a pooling.*{said}"):

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from bert_core.batches import pack, pad
 from bert_core.bundle.format import load_bundle
-from bert_core.errors import FormatError, InputError
+from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.objectives import splade
 from bert_core.predictor import Predictor
 from bert_core.tasks.fill_mask import FillMask
@@ -91,6 +91,20 @@ def test_a_folder_that_sparse_encoder_saves_gives_its_vectors(
     task = load_bundle(tmp_path / "saved").task
     assert task is not None
     assert task.name == "fill-mask", "another pooling is not ours"
+    with pytest.raises(ConfigError, match=r"SpladePooling\): set pooling to max or sum"):
+        Predictor(tmp_path / "saved", "cpu", task=NAME)
+    Predictor(tmp_path / "saved", "cpu", task=NAME, options={"pooling": pooling})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_vectors_that_sparse_encoder_cuts_to_their_largest_entries_are_not_given(
+    words: Path, tmp_path: Path
+) -> None:
+    SparseEncoder(str(words), device="cpu", max_active_dims=5).save_pretrained(
+        str(tmp_path / "five")
+    )
+    with pytest.raises(ConfigError, match=r"Pooling; max_active_dims\): set pooling to max or sum"):
+        Predictor(tmp_path / "five", "cpu", task=NAME)
 
 
 @pytest.mark.parametrize(("pooling", "activation"), WAYS)
@@ -120,13 +134,15 @@ def test_prompts_are_those_of_sparse_encoder(words: Path, tmp_path: Path) -> Non
     folder = tiny.bundle(tmp_path / "again", TOKENIZER, CONFIG, task=ours.task)
     again = SparseEncoder(str(folder), device="cpu")
     for predictor, theirs in ((ours, peer), (Predictor(folder, "cpu"), again)):
-        for name in ("query", "usual", None):
+        for name in ("query", "usual", "document", None):  # that of documents is empty
             wanted = theirs.encode(TEXTS, prompt_name=name, convert_to_sparse_tensor=False)
             answers = predictor.predict(TEXTS, replace(CUT, prompt_name=name))
             np.testing.assert_allclose(dense(answers), wanted.numpy(), atol=1e-5)
     assert ours.predict(["a tree"]) == ours.predict(["a tree"], replace(CUT, prompt_name="usual"))
     assert ours.predict(["a tree"]) != ours.predict(["a tree"], replace(CUT, prompt_name="query"))
-    with pytest.raises(InputError, match=r"prompt_name: wanted .*\(query, usual\), got 'passage'"):
+    with pytest.raises(
+        InputError, match=r"prompt_name: wanted .*\(document, query, usual\), got 'passage'"
+    ):
         ours.predict(TEXTS, replace(CUT, prompt_name="passage"))
 
 

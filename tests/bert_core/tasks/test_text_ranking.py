@@ -130,22 +130,29 @@ def test_other_heads_are_no_ranking(
     assert task.name == name
 
 
+@pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.filterwarnings("ignore")
-def test_a_cross_encoder_with_a_default_prompt_is_refused(tmp_path: Path) -> None:
-    prompts = {"query": "find: "}
+def test_a_cross_encoder_that_reads_pairs_in_another_way_is_refused(
+    outputs: int, tmp_path: Path
+) -> None:
+    prompts, model = {"query": "find: "}, str(classifier(tmp_path / "model", outputs))
     for default in ("query", None):
-        peer = CrossEncoder(
-            str(classifier(tmp_path / "model")), device="cpu", prompts=prompts,
-            default_prompt_name=default,
-        )  # fmt: skip
+        peer = CrossEncoder(model, device="cpu", prompts=prompts, default_prompt_name=default)
         folder = tmp_path / f"default-{default}"
         peer.save_pretrained(str(folder))
         if default is not None:
             with pytest.raises(FormatError, match=r"wanted no default_prompt_name, .*got 'query'"):
                 load_bundle(folder)
-        else:
+        elif outputs == 1:
             wanted = peer.predict(PAIRS)
             np.testing.assert_allclose(scores(Predictor(folder, "cpu")), wanted, atol=1e-5)
+        else:
+            assert load_bundle(folder).task is not None
+    settings = folder / "sentence_bert_config.json"
+    changed = json.loads(settings.read_text()) | {"processing_kwargs": {"text": {"max_length": 6}}}
+    settings.write_text(json.dumps(changed))
+    with pytest.raises(FormatError, match=r"got processing_kwargs, which changes how it reads"):
+        load_bundle(folder)
 
 
 @pytest.mark.drill
