@@ -45,6 +45,7 @@ BERTS = {
     "DPRQuestionEncoder", "DPRReader",
 }  # fmt: skip
 ADDED, SETTINGS = "added_tokens.json", "tokenizer_config.json"
+SPECIAL = "special_tokens_map.json"
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 """Of an added token."""
 # Vocabulary files of other layouts, which are not read.
@@ -176,7 +177,9 @@ class Tokenizer:
                 normalizer = inner.normalizer
                 if isinstance(normalizer, normalizers.BertNormalizer) and _is_of_bert(settings):
                     inner.normalizer = _with_settings(normalizer, settings)
-                return cls(inner)
+                whole = cls(inner)
+                whole._check_special(settings, folder)
+                return whole
             except FormatError:
                 raise
             except Exception as error:  # NOTE: the library raises bare Exception
@@ -196,6 +199,8 @@ class Tokenizer:
                 chinese_characters=bool(settings.get("tokenize_chinese_chars", True)),
             )
             whole._add(_added_tokens(folder, settings), vocabulary)
+            whole._mark_special(_additional_tokens(folder, settings))
+            whole._check_special(settings, folder)
             return whole
         for name in OTHER_FILES:
             if files.exists(files.join(str(folder), name)):
@@ -208,6 +213,21 @@ class Tokenizer:
             f"{folder}: wanted tokenizer.json or vocab.txt, found neither: "
             "give a folder that `raybert vocab` wrote, or one in Hugging Face layout"
         )
+
+    def _check_special(self, settings: Mapping[str, Any], folder: str) -> None:
+        """Raises: FormatError if transformers puts other special tokens around a text."""
+        for name, token in (("cls_token", CLS), ("sep_token", SEP)):
+            chosen = _content(settings.get(name) or self._special[token])
+            if chosen != self._special[token]:
+                raise FormatError(
+                    f"{files.join(folder, SETTINGS)}: wanted {name} {self._special[token]!r}, got "
+                    f"{chosen!r}: rows are read with the usual special tokens alone"
+                )
+
+    def _mark_special(self, tokens: Sequence[str]) -> None:
+        """Treat these tokens as special ones, which no text is split in, if there are such."""
+        known = [token for token in tokens if self.inner.token_to_id(token) is not None]
+        self.inner.add_special_tokens(known)
 
     def _add(self, tokens: Mapping[int, tokenizers.AddedToken], source: str) -> None:
         """Raises: FormatError if a new token would not get its id."""
@@ -588,6 +608,24 @@ def _with_settings(normalizer: Any, settings: Mapping[str, Any]) -> normalizers.
         strip_accents=settings.get("strip_accents", normalizer.strip_accents),
         lowercase=settings.get("do_lower_case", normalizer.lowercase),
     )
+
+
+def _content(token: Any) -> str:
+    """The text of a special token, which is written with its flags or without."""
+    return str(token["content"] if isinstance(token, Mapping) else token)
+
+
+def _additional_tokens(folder: str, settings: Mapping[str, Any]) -> list[str]:
+    """Special tokens beside the five usual ones, wherever transformers' version keeps them."""
+    path = files.join(folder, SPECIAL)
+    beside = files.read_json(path) if files.exists(path) else {}
+    names = ("additional_special_tokens", "extra_special_tokens")
+    listed = [each.get(name) or [] for each in (settings, beside) for name in names]
+    return [
+        _content(token)
+        for tokens in listed
+        for token in (tokens.values() if isinstance(tokens, Mapping) else tokens)
+    ]
 
 
 def _added_tokens(folder: str, settings: Mapping[str, Any]) -> dict[int, tokenizers.AddedToken]:

@@ -461,6 +461,27 @@ def test_tokens_that_were_added_to_a_vocabulary_are_read(kept: str, tmp_path: Pa
     assert Tokenizer.load(folder).vocab_size == count + 2
 
 
+@pytest.mark.parametrize("kept", ["special_tokens_map.json", "tokenizer_config.json"])
+def test_more_special_tokens_than_the_usual_are_read_as_such(kept: str, tmp_path: Path) -> None:
+    word = next(token for token in VOCABULARY if token.isalpha() and len(token) > 1)
+    folder = written(tmp_path / "vocabulary", tokenizer_class="BertTokenizer")
+    special = {"additional_special_tokens": [word]}
+    settings = json.loads((folder / kept).read_text()) if (folder / kept).exists() else {}
+    (folder / kept).write_text(json.dumps(settings | special))
+    assert_equal_to_transformers(folder, [f"x{word}x", word.upper(), f"a {word} b"])
+    assert Tokenizer.load(folder).vocab_size == len(VOCABULARY)
+
+
+def test_other_special_tokens_around_a_text_are_refused(tmp_path: Path) -> None:
+    for number, tokenizer in enumerate(
+        (None, Tokenizer.from_vocabulary(VOCABULARY, lowercase=True))
+    ):
+        for name, chosen in (("cls_token", "[PAD]"), ("sep_token", {"content": "[PAD]"})):
+            folder = written(tmp_path / f"{number}-{name}", tokenizer, **{name: chosen})
+            with pytest.raises(FormatError, match=rf"wanted {name} '\[.*, got '\[PAD\]'"):
+                Tokenizer.load(folder)
+
+
 def test_an_added_token_with_an_id_that_it_cannot_have_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "vocabulary")
     (folder / "added_tokens.json").write_text(json.dumps({"[E1]": len(VOCABULARY) + 7}))
