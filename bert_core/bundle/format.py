@@ -175,7 +175,7 @@ def save_bundle(
             name, write = graph
             (partial / name).parent.mkdir()
             write(partial / name)
-        segments = config.embeddings.type_vocab_size > 1
+        segments = config.embeddings.type_vocab_size > 1 and tokenizer.has_segments
         tokenizer.save(partial, longest, segments=segments)
         if len(trained_rows):
             np.save(partial / TRAINED_ROWS, np.unique(trained_rows))

@@ -46,6 +46,7 @@ BERTS = {
 }  # fmt: skip
 ADDED, SETTINGS = "added_tokens.json", "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
+SEGMENTS = "token_type_ids"
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 """Of an added token."""
 # Vocabulary files of other layouts, which are not read.
@@ -178,7 +179,7 @@ class Tokenizer:
                 if isinstance(normalizer, normalizers.BertNormalizer) and _is_of_bert(settings):
                     inner.normalizer = _with_settings(normalizer, settings)
                 whole = cls(inner)
-                whole._check_special(settings, folder)
+                whole._follow(settings, folder)
                 return whole
             except FormatError:
                 raise
@@ -200,7 +201,7 @@ class Tokenizer:
             )
             whole._add(_added_tokens(folder, settings), vocabulary)
             whole._mark_special(_additional_tokens(folder, settings))
-            whole._check_special(settings, folder)
+            whole._follow(settings, folder)
             return whole
         for name in OTHER_FILES:
             if files.exists(files.join(str(folder), name)):
@@ -214,8 +215,13 @@ class Tokenizer:
             "give a folder that `raybert vocab` wrote, or one in Hugging Face layout"
         )
 
-    def _check_special(self, settings: Mapping[str, Any], folder: str) -> None:
-        """Raises: FormatError if transformers puts other special tokens around a text."""
+    def _follow(self, settings: Mapping[str, Any], folder: str) -> None:
+        """Follow what `tokenizer_config.json` says of rows.
+
+        Raises: FormatError if transformers puts other special tokens around a text.
+        """
+        if SEGMENTS not in settings.get("model_input_names", [SEGMENTS]):
+            self.has_segments = False
         for name, token in (("cls_token", CLS), ("sep_token", SEP)):
             chosen = _content(settings.get(name) or self._special[token])
             if chosen != self._special[token]:
@@ -265,7 +271,7 @@ class Tokenizer:
             # This class uses `tokenizer.json` unchanged; others rebuild a tokenizer from its parts.
             settings["tokenizer_class"] = "PreTrainedTokenizerFast"
             if segments:
-                settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+                settings["model_input_names"] = ["input_ids", SEGMENTS, "attention_mask"]
         if self.kind == "wordpiece":
             contents["vocab.txt"] = "".join(f"{token}\n" for token in self.vocabulary).encode()
         return contents | {

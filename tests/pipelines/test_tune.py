@@ -110,10 +110,10 @@ def test_the_best_of_all_trials_on_rows_that_none_trained_on_is_the_bundle(
     folder = Path(config.output)
     written = trials_of(config)
     assert [row["parameters"] for row in written["trials"]] == [
-        {"lr": lr, "epochs": epochs} for lr in (1e-3, 1e-5) for epochs in (1.0, 2.0)
+        {"epochs": epochs, "lr": lr} for epochs in (1.0, 2.0) for lr in (1e-3, 1e-5)
     ]
     assert [row["state"] for row in written["trials"]] == ["finished"] * 4
-    assert [row["steps"] for row in written["trials"]] == [3, 6, 3, 6]
+    assert [row["steps"] for row in written["trials"]] == [3, 3, 6, 6]
     scores = [row["score"] for row in written["trials"]]
     assert len(set(scores)) == 4
     assert written["metric"] == "loss"

@@ -24,6 +24,7 @@ from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegac
 from bert_core import files
 from bert_core.data.tokenizer import MANY_TEXTS, OTHER_NAMES, SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import canonical_order, train_vocabulary
+from bert_core.data.windows import with_special_tokens
 from bert_core.errors import ConfigError, CorpusError, FormatError
 from tests import tiny
 
@@ -470,6 +471,22 @@ def test_more_special_tokens_than_the_usual_are_read_as_such(kept: str, tmp_path
     (folder / kept).write_text(json.dumps(settings | special))
     assert_equal_to_transformers(folder, [f"x{word}x", word.upper(), f"a {word} b"])
     assert Tokenizer.load(folder).vocab_size == len(VOCABULARY)
+
+
+@pytest.mark.parametrize("segments", [True, False])
+def test_a_pair_has_segments_if_the_model_is_to_get_them(tmp_path: Path, *, segments: bool) -> None:
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if segments else [])]
+    settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "model_input_names": names}
+    folder = written(tmp_path / "vocabulary", **settings)
+    theirs = AutoTokenizer.from_pretrained(folder)("a", "b")
+    ours = Tokenizer.load(folder)
+    one, other = (np.array(each.ids, dtype=np.uint32) for each in ours.encode_batch(["a", "b"]))
+    row = with_special_tokens(ours, one, other)
+    assert row.ids.tolist() == theirs["input_ids"]
+    start = theirs["token_type_ids"].index(1) if segments else len(row.ids)
+    assert row.segment_b_start == start
+    ours.save(tmp_path / "again", segments=ours.has_segments)
+    assert Tokenizer.load(tmp_path / "again").has_segments is segments
 
 
 def test_other_special_tokens_around_a_text_are_refused(tmp_path: Path) -> None:
