@@ -222,6 +222,17 @@ class Followed:
         cards = self.cards()
         return all((card["version"], card["state"]) == (version, state) for card in cards)
 
+    def problem(self, version: str, within_s: float) -> str:
+        """What all replicas say that is wrong while they serve `version`."""
+        cards: list[dict[str, Any]] = []
+
+        def all_have_one() -> bool:
+            cards[:] = self.cards()  # later ones may be of another try, which has none yet
+            return all((card["version"], card["state"]) == (version, "problem") for card in cards)
+
+        live.eventually(all_have_one, within_s)
+        return str(cards[0]["problem"])
+
     def settle(self, version: str) -> None:
         """Serve a version, which has answered."""
         self.point(version)
@@ -368,8 +379,7 @@ def test_a_version_that_the_disk_has_no_room_for_is_taken_once_there_is_room(
         ballast = cache / "ballast"
         ballast.write_bytes(bytes(shutil.disk_usage(cache).free - 64 * 1024))
         followed.point("4")
-        live.eventually(lambda: followed.all_are("2", "problem"), ROLLOVER_S)
-        problem = followed.cards()[0]["problem"]
+        problem = followed.problem("2", ROLLOVER_S)
         assert problem.startswith(f"version 4 of models:/{NAME}@champion is not served: {cache}/")
         assert "of free space for a download, got" in problem
         assert "RAYBERT_CACHE" in problem
@@ -393,8 +403,7 @@ def test_a_version_that_fails_at_every_request_gives_way_to_the_one_before(
         clients.wait_for_more()
         moved_s = time.monotonic()
         followed.point("3")  # answers its examples, and nothing longer
-        live.eventually(lambda: followed.all_are("2", "problem"), ROLLOVER_S + FALLBACK_S)
-        problem = followed.cards()[0]["problem"]
+        problem = followed.problem("2", ROLLOVER_S + FALLBACK_S)
         assert problem.startswith(f"version 3 of models:/{NAME}@champion fails at every request")
         assert "version 2" in problem
         clients.wait_for_more()
