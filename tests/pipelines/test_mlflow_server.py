@@ -222,12 +222,9 @@ def test_what_dies_under_a_training_run_loses_no_point_and_repeats_none(
         client, runs = connect(tracking.server.uri), tracking.runs(config.experiment)
         return sum(len(client.get_metric_history(run.info.run_id, "loss")) for run in runs)
 
-    def wait_for_a_point(when: str) -> None:
-        before = points()
-        wait_until(f"MLflow has another point, {when}", lambda: points() > before, timeout_s=120)
-
     def kill_and_start_again(name: str, victim: Postgres | Server) -> None:
-        wait_for_a_point(f"before the {name} dies")
+        had = points()
+        wait_until("MLflow has another point", lambda: points() > had, timeout_s=120)
         victim.kill() if isinstance(victim, Postgres) else victim.stop()
         killed.append(name)
         before = lines()
@@ -235,7 +232,8 @@ def test_what_dies_under_a_training_run_loses_no_point_and_repeats_none(
         wait_until(goes_on, lambda: lines() > before + 20, timeout_s=120)
         victim.start()
         started_s = time.monotonic()
-        wait_for_a_point(f"after the {name} was away")
+        back = f"MLflow has a point of the time without the {name}"
+        wait_until(back, lambda: points() > before, timeout_s=120)
         recovered(f"MLflow's {name} is killed, and started again", started_s, 60)
 
     def drill() -> None:
