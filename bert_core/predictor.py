@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.catalog import TASKS, also
 from bert_core.tasks.fill_mask import FillMask
 from bert_core.tasks.shapes import Row, as_row
-from bert_core.tasks.sparse_embedding import SparseEmbedding
 
 
 class Predictor:
@@ -225,13 +224,12 @@ def _task_of(
     task = able.get(name or usual)
     if task is None:
         raise FormatError(_unable(bundle, name, able, folder))
-    is_sparse = task.name == SparseEmbedding.name
-    if (task.headless or is_sparse) and bundle.unread_modules and "pooling" not in options:
+    poolings = get_args(get_type_hints(type(task.chosen)).get("pooling"))  # of a task for vectors
+    if poolings and bundle.unread_modules and "pooling" not in options:
         raise ConfigError(
             f"options: wanted a pooling, since sentence-transformers computes the vectors of "
             f"{folder} by modules that are not read here ({bundle.unread_modules}): set pooling to "
-            f"{'max or sum' if is_sparse else 'mean or cls'} for vectors without them, or give "
-            "another model"
+            f"{' or '.join(poolings)} for vectors without them, or give another model"
         )
     if not options:
         return task

@@ -216,22 +216,24 @@ class Tokenizer:
         )
 
     def _follow(self, settings: Mapping[str, Any], folder: str) -> None:
-        """Follow what `tokenizer_config.json` says of rows.
+        """Apply what `tokenizer_config.json` says about rows.
 
         Raises: FormatError if transformers puts other special tokens around a text.
         """
-        if SEGMENTS not in settings.get("model_input_names", [SEGMENTS]):
+        if SEGMENTS not in (settings.get("model_input_names") or [SEGMENTS]):
             self.has_segments = False
         for name, token in (("cls_token", CLS), ("sep_token", SEP)):
             chosen = _content(settings.get(name) or self._special[token])
             if chosen != self._special[token]:
                 raise FormatError(
                     f"{files.join(folder, SETTINGS)}: wanted {name} {self._special[token]!r}, got "
-                    f"{chosen!r}: rows are read with the usual special tokens alone"
+                    f"{chosen!r}: use another model, or correct the file if the model was trained "
+                    "with the usual token"
                 )
 
     def _mark_special(self, tokens: Sequence[str]) -> None:
-        """Treat these tokens as special ones, which no text is split in, if there are such."""
+        """Make these special tokens, which are never split; tokens that are not in the vocabulary
+        are ignored."""
         known = [token for token in tokens if self.inner.token_to_id(token) is not None]
         self.inner.add_special_tokens(known)
 

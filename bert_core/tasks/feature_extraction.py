@@ -126,7 +126,7 @@ class VectorParameters(Parameters):
     cut_by: ClassVar[str | None] = "truncate"
 
     truncate: bool = False
-    """Cut texts that are longer than the model's positions; otherwise they are rejected."""
+    """Cut texts that are longer than the model reads; otherwise they are rejected."""
     truncation_direction: Side = "right"
     """Which end of the text is cut off."""
     prompt_name: str | None = None

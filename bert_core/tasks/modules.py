@@ -104,7 +104,7 @@ def longest_of(read: Read) -> int | None:
 
 
 def prompts_of(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The texts to put before a text, by name, and the name of the default one, as options.
+    """The prompts, by name, and the name of the default one, as options of a task.
 
     Args:
         about: entries of `ABOUT`.
@@ -117,9 +117,11 @@ def prompts_of(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_cross_encoder(settings: Mapping[str, Any], read: Read) -> None:
-    """Args:
+    """Check that a folder of CrossEncoder, if it is one, reads pairs of texts in the usual way.
+
+    Args:
         settings: the folder's, as `settings_of` gives them.
-    Raises: FormatError if CrossEncoder reads a pair of texts in a way that is not read here.
+    Raises: FormatError if it puts a prompt before them, or changes how they are tokenized.
     """
     if settings.get("model_type") != "CrossEncoder":
         return

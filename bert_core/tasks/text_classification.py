@@ -269,9 +269,9 @@ class TextClassification(TextTask):
             for label in _labels_of(row, several=self.chosen.multi_label):
                 if label not in self._ids:
                     raise CorpusError(
-                        f"row {number}: wanted a label that the model knows, which are "
-                        f"{_some(self.labels)}, got {label!r}: remove the row, or train the model "
-                        "on such rows first"
+                        f"row {number}: wanted a label that the model knows "
+                        f"({_some(self.labels)}), got {label!r}: remove the row, or train the "
+                        "model on such rows first"
                     )
 
     def _label_id(self, label: str, number: int) -> int:

@@ -88,7 +88,7 @@ def labelled_rows(
     config: LabelledConfig, split: Split, shapes: tuple[type, type]
 ) -> tuple[list[dict[str, Any]], int]:
     """The rows of `read_labelled`, and how many broken lines were left out."""
-    sets: list[tuple[str, list[dict[str, Any]], dict[str, str]]] = []
+    tables: list[tuple[str, list[dict[str, Any]], dict[str, str]]] = []
     broken = 0
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
     if config.source != DOCSTRINGS and paths != [config.source]:
@@ -102,14 +102,14 @@ def labelled_rows(
         if len(records) < len(lines):
             broken += len(lines) - len(records)
             say(f"{path}: left out {counted(len(lines) - len(records), 'broken line')}")
-        sets.append((path, records, columns | config.columns))
+        tables.append((path, records, columns | config.columns))
     # A column is meant for other tasks if it is empty in all files.
     unused = set.intersection(
-        *(unused_fields(records, shapes, columns) for _, records, columns in sets)
+        *(unused_fields(records, shapes, columns) for _, records, columns in tables)
     )
     rows = [
         row
-        for path, records, columns in sets
+        for path, records, columns in tables
         for row in labelled(records, shapes, columns, path, unused)
     ]
     return rows, broken

@@ -21,7 +21,7 @@ from pipelines.training.worker import RankPlace
 from tracking.metric_names import TASK, on_all
 
 MEASURED_ROWS = 256
-"""Least rows per batch of a measurement; it does not affect the results."""
+"""Minimum rows per batch of a measurement; it does not affect the results."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class VectorSettings(Cut):
 
     @property
     def values(self) -> dict[str, Any]:
-        """Of the parameters, by name."""
+        """The task's parameters, by name."""
         return {
             "truncate": self.truncate,
             "truncation_direction": self.side,

@@ -100,9 +100,8 @@ def test_a_folder_that_sparse_encoder_saves_gives_its_vectors(
 def test_vectors_that_sparse_encoder_cuts_to_their_largest_entries_are_not_given(
     words: Path, tmp_path: Path
 ) -> None:
-    SparseEncoder(str(words), device="cpu", max_active_dims=5).save_pretrained(
-        str(tmp_path / "five")
-    )
+    peer = SparseEncoder(str(words), device="cpu", max_active_dims=5)
+    peer.save_pretrained(str(tmp_path / "five"))
     with pytest.raises(ConfigError, match=r"Pooling; max_active_dims\): set pooling to max or sum"):
         Predictor(tmp_path / "five", "cpu", task=NAME)
 

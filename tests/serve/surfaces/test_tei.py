@@ -195,6 +195,15 @@ def test_haystack_reranks_and_embeds(front: str, vectors: np.ndarray, scores: An
             "truncation_direction: this model has no such parameter",
         ),
         ("/embed_sparse", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name: wanted"),
+        (
+            "/similarity",
+            {
+                "inputs": {"source_sentence": "a", "sentences": ["b"]},
+                "parameters": {"prompt_name": "query"},
+            },
+            422,
+            "prompt_name: wanted",
+        ),
         ("/tokenize", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name"),
         ("/decode", {"ids": [5, 100_000]}, 422, "wanted ids of the vocabulary"),
         ("/decode", {"ids": [-1]}, 422, "ids"),
