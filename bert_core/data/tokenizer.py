@@ -73,6 +73,7 @@ class Tokenizer:
                 f"tokenizer: wanted ids without a gap, {len(ids):,} tokens have ids up to "
                 f"{max(ids.values()):,}: add tokens for the unused ids to its tokenizer.json"
             )
+        self._surround()
 
     @classmethod
     def from_vocabulary(
@@ -112,14 +113,8 @@ class Tokenizer:
         inner.normalizer = bert_normalizer(lowercase, strip_accents, chinese_characters)
         inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         inner.decoder = decoders.WordPiece(prefix=CONTINUATION)
-        cls_, sep = ((special[name], ids[special[name]]) for name in (CLS, SEP))
-        if special[CLS] == CLS:
-            inner.post_processor = processors.TemplateProcessing(
-                single=f"{CLS} $A {SEP}",
-                pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
-                special_tokens=[cls_, sep],
-            )
-        else:
+        if special[CLS] != CLS:
+            cls_, sep = ((special[name], ids[special[name]]) for name in (CLS, SEP))
             inner.post_processor = processors.RobertaProcessing(sep, cls_, add_prefix_space=False)
         inner.add_special_tokens(list(special.values()))
         return cls(inner)
@@ -152,11 +147,6 @@ class Tokenizer:
             [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, "always")]
         )
         inner.decoder = decoders.Metaspace(SPACE, "always")
-        inner.post_processor = processors.TemplateProcessing(
-            single=f"{special[CLS]} $A {special[SEP]}",
-            pair=f"{special[CLS]} $A {special[SEP]} $B:1 {special[SEP]}:1",
-            special_tokens=[(special[one], ids[special[one]]) for one in (CLS, SEP)],
-        )
         inner.add_special_tokens(list(special.values()))
         return cls(inner)
 
@@ -214,6 +204,34 @@ class Tokenizer:
             f"{folder}: wanted tokenizer.json or vocab.txt, found neither: "
             "give a folder that `raybert vocab` wrote, or one in Hugging Face layout"
         )
+
+    def _surround(self) -> None:
+        """Let the library put the special tokens around a text that `encode` puts there: BERT's
+        around a text or two, where it has none.
+
+        Raises: FormatError if it puts others there.
+        """
+        bare, whole = (
+            self.inner.encode("", add_special_tokens=special).ids for special in (False, True)
+        )
+        cls_, sep = (self._special[name] for name in (CLS, SEP))
+        if whole == bare:
+            template = processors.TemplateProcessing(
+                single=f"{cls_} $A {sep}",
+                pair=f"{cls_} $A {sep} $B:1 {sep}:1",
+                special_tokens=[(cls_, self.cls_id), (sep, self.sep_id)],
+            )
+            present = self.inner.post_processor  # one that only sets offsets
+            self.inner.post_processor = (
+                processors.Sequence([present, template]) if present else template
+            )
+        elif whole != [self.cls_id, *bare, self.sep_id]:
+            raise FormatError(
+                f"tokenizer: wanted a post_processor that puts {cls_} before a text and {sep} "
+                f"after it, got one that gives an empty text the ids {whole} (wanted "
+                f"{[self.cls_id, self.sep_id]}): correct it in tokenizer.json, or use another "
+                "model if this one was trained so"
+            )
 
     def _follow(self, settings: Mapping[str, Any], folder: str) -> None:
         """Apply what `tokenizer_config.json` says about rows.
@@ -442,8 +460,7 @@ class Tokenizer:
     @cached_property
     def has_segments(self) -> bool:
         """Whether the second text of a pair is segment 1."""
-        processor = self.inner.post_processor
-        return processor is None or 1 in self.inner.encode("a", "a").type_ids
+        return 1 in self.inner.encode("a", "a").type_ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
         """The library's encoding of each text: ids without special tokens or offsets."""

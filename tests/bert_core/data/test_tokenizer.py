@@ -17,12 +17,12 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from bert_core import files
-from bert_core.data.tokenizer import MANY_TEXTS, OTHER_NAMES, SPECIAL_TOKENS, Tokenizer
+from bert_core.data.tokenizer import MANY_TEXTS, OTHER_NAMES, SPECIAL_TOKENS, UNK, Tokenizer
 from bert_core.data.vocabulary import canonical_order, train_vocabulary
 from bert_core.data.windows import with_special_tokens
 from bert_core.errors import ConfigError, CorpusError, FormatError
@@ -497,6 +497,45 @@ def test_other_special_tokens_around_a_text_are_refused(tmp_path: Path) -> None:
             folder = written(tmp_path / f"{number}-{name}", tokenizer, **{name: chosen})
             with pytest.raises(FormatError, match=rf"wanted {name} '\[.*, got '\[PAD\]'"):
                 Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize("present", [None, processors.ByteLevel()], ids=["none", "offsets-only"])
+def test_a_file_without_special_tokens_around_a_text_gets_those_of_bert(
+    present: Any, tmp_path: Path
+) -> None:
+    inner = _words()
+    if present:
+        inner.post_processor = present
+    inner.save(str(tmp_path / "tokenizer.json"))
+    ours = Tokenizer.load(tmp_path)
+    ours.save(tmp_path / "saved")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert theirs("a b").input_ids == [2, 5, 6, 3] == ours.encode(["a b"], None)[0].tolist()
+    assert theirs("a", "b").input_ids == [2, 5, 3, 6, 3]
+    assert theirs("a", "b").token_type_ids == [0, 0, 0, 1, 1]
+    again = Tokenizer.load(tmp_path / "saved")
+    assert again.digest == ours.digest
+    assert again.has_segments
+
+
+def test_a_template_with_other_special_tokens_is_refused(tmp_path: Path) -> None:
+    inner = _words()
+    inner.post_processor = processors.TemplateProcessing(
+        single="$A [SEP]", special_tokens=[("[SEP]", 3)]
+    )
+    inner.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(
+        FormatError, match=r"wanted a post_processor .* the ids \[3\] \(wanted \[2, 3\]"
+    ):
+        Tokenizer.load(tmp_path)
+
+
+def _words() -> tokenizers.Tokenizer:
+    """A tokenizer of five special tokens and two words, without a post-processor."""
+    ids = {word: number for number, word in enumerate([*SPECIAL_TOKENS, "a", "b"])}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token=UNK))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return inner
 
 
 def test_an_added_token_with_an_id_that_it_cannot_have_is_refused(tmp_path: Path) -> None:
