@@ -35,7 +35,7 @@ from pipelines.answering.parts import (
 )
 from pipelines.answering.predictors import predictor_of
 from pipelines.corpus.config import CorpusConfig
-from pipelines.corpus.digest import corpus_input
+from pipelines.corpus.digest import ordered_corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.progress import counted, say
@@ -143,7 +143,7 @@ def run(config: ExtractConfig) -> Manifest:
         inputs.append(source)
     predictor_of.cache_clear()  # an earlier run in this process may have read other contents
     corpus = list_corpus(config.corpus)
-    documents = corpus_input(corpus, config, is_ordered=True)
+    documents = ordered_corpus_input(corpus, config)
     inputs.append(DatasetInput("documents", documents.digest, documents.source))
     return run_stage("extract", config, inputs, lambda _: _extract(config, corpus, folders))
 

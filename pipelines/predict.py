@@ -38,7 +38,7 @@ from pipelines.answering.predictors import (
     option_items,
     predictor_of,
 )
-from pipelines.corpus.digest import corpus_input
+from pipelines.corpus.digest import ordered_corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.progress import CUT, counted, say
@@ -86,7 +86,7 @@ def run(config: PredictConfig) -> Manifest:
     folder, model = bundle_input(config, config.model)
     predictor_of.cache_clear()  # an earlier run in this process may have read other contents
     corpus = list_corpus(config.corpus)
-    rows = corpus_input(corpus, config, is_ordered=True)
+    rows = ordered_corpus_input(corpus, config)
     inputs = [model, DatasetInput("rows", rows.digest, rows.source)]
     return run_stage(
         "predict", config, inputs, lambda _: _predict(config, corpus, folder.absolute())

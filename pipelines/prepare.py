@@ -29,6 +29,7 @@ from bert_core.data.documents import document_fraction, split_sentences
 from bert_core.data.fragments import (
     FragmentPart,
     as_documents,
+    distinct,
     read_counts,
     read_shard,
     write_fragment,
@@ -51,6 +52,7 @@ from pipelines.corpus.digest import corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.screen import (
     Kept,
+    copies_of,
     dropped_digests,
     dropped_documents,
     evaluation_files,
@@ -165,11 +167,8 @@ def run(config: PrepareConfig) -> Manifest:
     tokenizer.check_casing(config.tokenizer)
     corpus = list_corpus(config.corpus)
     size_bytes = corpus_size_bytes(corpus)
-    inputs = [
-        corpus_input(corpus, config),
-        vocabulary,
-        *evaluation_inputs(config.quality),
-    ]
+    corpus, documents = corpus_input(corpus, config)
+    inputs = [documents, vocabulary, *evaluation_inputs(config.quality)]
     return run_stage("prepare", config, inputs, lambda _: _prepare(config, corpus, size_bytes))
 
 
@@ -180,12 +179,11 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
     share = config.corpus.held_out_share
     plan = ShardPlan(config, train_shards, max(1, round(train_shards * share)) if share else 0)
     if config.quality.near_duplicates is not None:
-        near_duplicates = find_near_duplicates(blocks, config.quality, folder, config)
+        near_duplicates = find_near_duplicates(blocks, config.quality, folder, config.seed, config)
         plan = replace(plan, near_duplicates=near_duplicates)
     fragments = [files.join(folder, f"block-{index:06d}.arrow") for index in range(len(blocks))]
     results = _make(plan, blocks, fragments)
     encoded, rows, infos = results.encoded, results.rows, results.infos
-    encoded["documents"] -= rows["dropped_exact_duplicate"]
     overlaps = pop_overlaps(encoded)
     outputs = {info.name: Output(size_bytes=info.size_bytes, sha256=info.sha256) for info in infos}
     if config.quality.contamination:
@@ -197,7 +195,7 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
     counts = {
         "source": without_secrets(corpus.name),
         **encoded,
-        **rows,
+        **rows,  # its documents and sentences count, without those that are there twice
         "corpus_bytes": size_bytes,
         "peak_memory_bytes": results.peak_memory_bytes,
         "tokenizer_digest": tokenizer.digest,
@@ -210,7 +208,7 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
         "shards": [asdict(info) for info in infos],
     }
     say(
-        f"prepare: {counted(encoded['documents'], 'document')}, {encoded['tokens']:,} tokens → "
+        f"prepare: {counted(rows['documents'], 'document')}, {rows['tokens']:,} tokens → "
         f"{counted(rows['rows'], 'row')} in {counted(len(infos), 'shard')} in {config.output}"
     )
     pictures = data_card.write(
@@ -360,41 +358,22 @@ def _encode(plan: ShardPlan, documents: list[Kept], counts: Counter[str]) -> Fra
     sentences = list(chain.from_iterable(split_up))
     sentence_counts = np.array([len(parts) for parts in split_up])
     encoded = tokenizer.encode_column(pa.array(sentences, pa.string()))
-    ids = encoded.values.to_numpy()
-    copies = np.array([_copies(document, config.corpus, config.seed) for document in documents])
-    sources = np.array([document.source for document in documents])
+    copies = np.array([copies_of(document, config.corpus, config.seed) for document in documents])
     document_offsets = offsets_of(sentence_counts).astype(np.int32)
-    token_counts = np.diff(encoded.offsets.to_numpy()[document_offsets])
     counts.update(
         {
             "documents": int((copies > 0).sum()),
             "sentences": int(sentence_counts[copies > 0].sum()),
-            "tokens": len(ids),
-            "words": int(tokenizer.begins_word[ids].sum()),
-            "unknown_tokens": int((ids == tokenizer.unk_id).sum()),
             "dropped_by_weight": int((copies == 0).sum()),
         }
     )
-    for source in np.unique(sources):
-        mine = sources == source
-        counts[f"source_{source}_documents"] += int((copies[mine] > 0).sum())
-        counts[f"source_{source}_tokens"] += int((token_counts * copies)[mine].sum())
-    powers = np.bincount(np.ceil(np.log2(np.maximum(token_counts, 1))).astype(np.int64))
-    counts.update({f"tokens_up_to_{1 << power}": int(n) for power, n in enumerate(powers) if n})
     return FragmentPart(
         digests=[document.digest for document in documents],
         copies=copies,
+        sources=np.array([document.source for document in documents]),
         shards=np.array([plan.shard_of(document.digest, document.split) for document in documents]),
         sentences=pa.ListArray.from_arrays(pa.array(document_offsets), encoded),
     )
-
-
-def _copies(document: Kept, corpus: CorpusConfig, seed: int) -> int:
-    """How often to use a document: its source's weight, whose fraction is decided by its hash."""
-    weight = corpus.weight(document.source)
-    whole = int(weight)
-    rest = weight - whole
-    return whole + bool(rest and document_fraction(document.digest, seed, "weight") < rest)
 
 
 def _make_shard(plan: ShardPlan, fragments: list[str], shard: int) -> dict:
@@ -422,7 +401,10 @@ def _write_shard(plan: ShardPlan, fragments: list[str], shard: int, path: str) -
     config = plan.config
     tokenizer = _tokenizer(config.tokenizer)
     read = partial(read_shard, fragments, shards=len(plan.shards))
-    main = read(shard)
+    used = read(shard)
+    used = used.filter(pc.greater(used.column("copies"), 0))
+    unique = config.quality.exact_duplicates or plan.near_duplicates is not None
+    main = distinct(used) if unique else used
     borrowed: list[pa.Table] = []
     if config.pairs.kind == "nsp" and len(main):
         for neighbour in plan.neighbours(shard):
@@ -430,12 +412,9 @@ def _write_shard(plan: ShardPlan, fragments: list[str], shard: int, path: str) -
             if len(set(digests)) > 1:
                 break
             borrowed.append(read(neighbour))
-    unique = config.quality.exact_duplicates or plan.near_duplicates is not None
-    documents = as_documents(main, borrowed, unique=unique)
-    rows, counts = _row_maker(plan)(documents, config.seed, shard)
-    if unique:
-        used = main.filter(pc.greater(main.column("copies"), 0)).column("digest")
-        counts["dropped_exact_duplicate"] = len(used) - len(used.unique())
+    rows, counts = _row_maker(plan)(as_documents(main, borrowed), config.seed, shard)
+    counts["dropped_exact_duplicate"] = len(used) - len(main)
+    counts.update(_counts_of(main, tokenizer))
     lengths = dict(sorted(Counter(np.diff(rows.offsets).tolist()).items()))
     metadata = {
         "tokenizer_digest": tokenizer.digest,
@@ -444,6 +423,32 @@ def _write_shard(plan: ShardPlan, fragments: list[str], shard: int, path: str) -
     }
     with files.writing(path) as sink:
         write_shard(sink, rows, id_type=tokenizer.id_type, metadata=metadata)
+
+
+def _counts_of(documents: pa.Table, tokenizer: Tokenizer) -> Counter[str]:
+    """What documents hold, each counted once; the tokens of a source with its copies."""
+    sentences = documents.column("sentences").combine_chunks()
+    encoded = sentences.flatten()
+    ids = encoded.flatten().to_numpy()
+    ends = offsets_of(encoded.value_lengths().to_numpy())
+    tokens = np.diff(ends[np.asarray(sentences.offsets) - sentences.offsets[0].as_py()])
+    counts = Counter(
+        {
+            "documents": len(documents),
+            "sentences": len(encoded),
+            "tokens": len(ids),
+            "words": int(tokenizer.begins_word[ids].sum()),
+            "unknown_tokens": int((ids == tokenizer.unk_id).sum()),
+        }
+    )
+    copies, sources = (documents.column(name).to_numpy() for name in ("copies", "source"))
+    for source in np.unique(sources):
+        mine = sources == source
+        counts[f"source_{source}_documents"] = int(mine.sum())
+        counts[f"source_{source}_tokens"] = int((tokens * copies)[mine].sum())
+    powers = np.bincount(np.ceil(np.log2(np.maximum(tokens, 1))).astype(np.int64))
+    counts.update({f"tokens_up_to_{1 << power}": int(n) for power, n in enumerate(powers) if n})
+    return counts
 
 
 @lru_cache(maxsize=4)

@@ -55,8 +55,8 @@ def run(config: VocabConfig) -> Manifest:
     """Train the vocabulary and write it as a tokenizer in Hugging Face layout."""
     corpus = list_corpus(config.corpus)
     size_bytes = corpus_size_bytes(corpus)
-    inputs = [corpus_input(corpus, config)]
-    return run_stage("vocab", config, inputs, lambda _: _train(config, corpus, size_bytes))
+    corpus, documents = corpus_input(corpus, config)
+    return run_stage("vocab", config, [documents], lambda _: _train(config, corpus, size_bytes))
 
 
 def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:

@@ -24,11 +24,12 @@ from bert_core.data.ragged import offsets_of
 
 @dataclass(frozen=True)
 class FragmentPart:
-    """Encoded documents: their digests, how often each counts, which shard each belongs to, and
-    their sentences, a list<list<ids>> with one list per document."""
+    """Encoded documents: their digests, how often each counts, which source each is from, which
+    shard each belongs to, and their sentences, a list<list<ids>> with one list per document."""
 
     digests: list[bytes]
     copies: Integer[np.ndarray, "documents"]
+    sources: Integer[np.ndarray, "documents"]
     shards: Integer[np.ndarray, "documents"]
     sentences: pa.ListArray
 
@@ -45,6 +46,7 @@ def write_fragment(
         {
             "digest": pa.binary(32),
             "copies": pa.uint16(),
+            "source": pa.uint16(),
             "sentences": pa.list_(pa.list_(id_type)),
         }
     )
@@ -53,6 +55,7 @@ def write_fragment(
             columns = [
                 pa.array(part.digests, pa.binary(32)),
                 pa.array(part.copies, pa.uint16()),
+                pa.array(part.sources, pa.uint16()),
                 part.sentences,
             ]
             batch = pa.record_batch(columns, schema=schema)
@@ -61,7 +64,7 @@ def write_fragment(
             for start, end in pairwise(cuts):
                 writer.write_batch(batch.take(pa.array(order[start:end])))
         writer.write_batch(
-            pa.record_batch([[], [], []], schema=schema),
+            pa.record_batch([[]] * len(schema), schema=schema),
             custom_metadata={"counts": json.dumps(counts)},
         )
 
@@ -75,7 +78,8 @@ def read_counts(path: str) -> Counter[str]:
 
 
 def read_shard(paths: Sequence[str], shard: int, shards: int) -> pa.Table:
-    """The documents of one shard in all fragments, sorted by digest."""
+    """The documents of one shard in all fragments, sorted by digest; of equal ones, that with the
+    most copies is first."""
     batches = []
     for path in paths:
         with files.open_input(path) as file:
@@ -84,26 +88,27 @@ def read_shard(paths: Sequence[str], shard: int, shards: int) -> pa.Table:
             batches += [reader.get_batch(number) for number in range(shard, last, shards)]
             schema = reader.schema
     table = pa.Table.from_batches(batches, schema=schema)
-    digests = np.array(table.column("digest").to_pylist(), dtype=object)
-    return table.take(pa.array(np.argsort(digests, kind="stable")))
+    return table.sort_by([("digest", "ascending"), ("copies", "descending")])
 
 
-def as_documents(
-    main: pa.Table, borrowed: Sequence[pa.Table] = (), unique: bool = False
-) -> Documents:
+def distinct(documents: pa.Table) -> pa.Table:
+    """The first of all documents with the same text.
+
+    Args:
+        documents: sorted by digest.
+    """
+    digests = documents.column("digest").to_pylist()
+    firsts = [before != name for before, name in pairwise([None, *digests])]
+    return documents.filter(pa.array(firsts, pa.bool_()))
+
+
+def as_documents(main: pa.Table, borrowed: Sequence[pa.Table] = ()) -> Documents:
     """The documents of a shard in the form that `pairs` takes, each repeated by its copies.
 
     Args:
         borrowed: documents of other shards, from which random sentences may come.
-        unique: of documents with the same text, use only the first that has copies.
     """
-    digests = main.column("digest").to_pylist()
     copies = main.column("copies").to_numpy().astype(np.int64)
-    if unique:
-        used = np.flatnonzero(copies)
-        names = [digests[i] for i in used]
-        repeats = [before == name for before, name in pairwise([None, *names])]
-        copies[used[np.array(repeats, dtype=bool)]] = 0
     main = main.take(pa.array(np.repeat(np.arange(len(main)), copies)))
     table = pa.concat_tables([main, *borrowed])
     sentences = table.column("sentences").combine_chunks()

@@ -170,11 +170,13 @@ def near_duplicates(
     digests: Sequence[bytes],
     signatures: UInt32[np.ndarray, "texts permutations"],
     threshold: float,
+    weights: Sequence[float] | None = None,
 ) -> Integer[np.ndarray, "dropped"]:
     """Positions of the documents to drop, ascending; a function of the set of documents.
 
-    In the order of their digests, each is compared with those kept so far and dropped if its
-    estimated similarity with one of them is `threshold` or more. That includes exact duplicates.
+    In the order of their weights, highest first, and of their digests, each is compared with those
+    kept so far and dropped if its estimated similarity with one of them is `threshold` or more.
+    That includes exact duplicates.
 
     Candidates share a band of the signature. There is one band more than positions in which two
     documents above the threshold may differ, so none of those is missed; a low threshold means
@@ -189,7 +191,8 @@ def near_duplicates(
     kept_documents = np.zeros(sizes.sum(), dtype=np.int64)  # per bucket, from its start on
     dropped = []
     candidates = np.flatnonzero((buckets != ALONE).any(axis=1)).tolist()
-    for document in sorted(candidates, key=digests.__getitem__):
+    weights = weights or [1.0] * len(digests)
+    for document in sorted(candidates, key=lambda at: (-weights[at], digests[at])):
         shared = buckets[document][buckets[document] != ALONE]
         rivals = np.unique(kept_documents[ragged_ranges(starts[shared], kept_counts[shared])])
         equal = np.count_nonzero(signatures[rivals] == signatures[document], axis=1)

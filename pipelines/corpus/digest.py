@@ -7,7 +7,8 @@ through one machine.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 
 from bert_core import files
@@ -27,29 +28,47 @@ THREADS = 8
 MEGABYTE = 1_000_000
 
 
-def corpus_input(corpus: Corpus, config: StageConfig, *, is_ordered: bool = False) -> DatasetInput:
-    """The corpus as an input: its digest is the sha256 over those of its files, paths excluded.
+def corpus_input(corpus: Corpus, config: StageConfig) -> tuple[Corpus, DatasetInput]:
+    """The corpus with its files in an order that does not depend on their paths, and as an input.
 
-    The weights of the files are part of the digest.
+    The digest is that of the files in this order: of their contents, their suffixes, by which they
+    are read, and their weights. So what is made of the files in this order is what the digest says.
 
     Args:
         config: the stage that reads the corpus; its workers do the hashing.
-        is_ordered: whether what is made depends on the order of the files, and on how each is read
-            by its suffix; both are then part of the digest.
     Raises: CorpusError if a file is missing or was replaced; ResourceError.
     """
-    weighted = corpus.config.weight if corpus.config.weights else None
-    sha256s = dict(_hashed(corpus.files, config))
-    digests = [
-        sha256s[file] + (f" {weighted(file.source)}" if weighted else "") for file in corpus.files
-    ]
-    if is_ordered:
-        suffixes = [files.suffixes(file.path)[0] for file in corpus.files]
-        digests = [f"{digest} {suffix}" for digest, suffix in zip(digests, suffixes, strict=True)]
-    else:
-        digests.sort()
-    digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-    return DatasetInput("corpus", digest, corpus.name)
+    digests = _digests(corpus, config)
+    ordered = tuple(sorted(corpus.files, key=digests.__getitem__))
+    corpus = replace(corpus, files=ordered)
+    return corpus, _as_input(corpus, digests)
+
+
+def ordered_corpus_input(corpus: Corpus, config: StageConfig) -> DatasetInput:
+    """The corpus as an input to a stage whose outputs follow the order of its files: as
+    `corpus_input`, with the digest of the files as they are ordered."""
+    return _as_input(corpus, _digests(corpus, config))
+
+
+def _as_input(corpus: Corpus, digests: Mapping[CorpusFile, str]) -> DatasetInput:
+    lines = "\n".join(digests[file] for file in corpus.files)
+    return DatasetInput("corpus", hashlib.sha256(lines.encode()).hexdigest(), corpus.name)
+
+
+def _digests(corpus: Corpus, config: StageConfig) -> dict[CorpusFile, str]:
+    """What each file contributes to the digest: its sha256, its weight if there are weights, and
+    its suffixes."""
+    weights = corpus.config.weight if corpus.config.weights else None
+    return {
+        file: " ".join(
+            [
+                sha256,
+                *([] if weights is None else [str(weights(file.source))]),
+                ".".join(filter(None, files.suffixes(file.path))),
+            ]
+        )
+        for file, sha256 in _hashed(corpus.files, config)
+    }
 
 
 def _hashed(listed: Sequence[CorpusFile], config: StageConfig) -> Iterator[tuple[CorpusFile, str]]:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from bert_core import files
-from bert_core.data.documents import clean, document_digest
+from bert_core.data.documents import clean, document_digest, document_fraction
 from bert_core.data.quality import (
     EvaluationGrams,
     QualityConfig,
@@ -27,6 +27,7 @@ from bert_core.data.quality import (
 from bert_core.data.tables import table_rows
 from bert_core.errors import CorpusError
 from pipelines.corpus.blocks import read_block
+from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.readers.base import Block
 from pipelines.runtime.description import without_secrets
 from pipelines.runtime.distribute import run_tasks
@@ -110,10 +111,22 @@ def in_parts(documents: Iterable[Kept], part_bytes: int) -> Iterator[list[Kept]]
         yield part
 
 
+def copies_of(document: Kept, corpus: CorpusConfig, seed: int) -> int:
+    """How often to use a document: its source's weight, whose fraction is decided by its hash."""
+    weight = corpus.weight(document.source)
+    whole = int(weight)
+    rest = weight - whole
+    return whole + bool(rest and document_fraction(document.digest, seed, "weight") < rest)
+
+
 def find_near_duplicates(
-    blocks: Sequence[Block], quality: QualityConfig, folder: str, config: StageConfig
+    blocks: Sequence[Block], quality: QualityConfig, folder: str, seed: int, config: StageConfig
 ) -> str:
-    """Write the digests of documents that are near another, kept one; returns the file's path."""
+    """Write the digests of documents that are near another, kept one; returns the file's path.
+
+    Of those that are near each other, one with the highest weight is kept; those that their weight
+    leaves out do not count.
+    """
     path = files.join(folder, "near_duplicates.arrow")
     if files.exists(path):
         return path
@@ -121,18 +134,23 @@ def find_near_duplicates(
     missing = [task for task in zip(blocks, paths, strict=True) if not files.exists(task[1])]
     with meter("looking for near duplicates", len(blocks), "blocks") as progress:
         progress.set(len(blocks) - len(missing))
-        for _ in run_tasks(partial(_sign, quality), missing, config):
+        for _ in run_tasks(partial(_sign, quality, seed), missing, config):
             progress.add()
     tables = [pa.ipc.open_file(pa.py_buffer(files.read_bytes(part))).read_all() for part in paths]
     table = pa.concat_tables(tables)
+    weights = table.column("weight").to_numpy()
+    by_weight = np.argsort(-weights, kind="stable")
     # Equal documents do not count as near: they meet in one shard, which drops them.
     digests, first = np.unique(
-        np.array(table.column("digest").to_pylist(), dtype=object), return_index=True
+        np.array(table.column("digest").to_pylist(), dtype=object)[by_weight], return_index=True
     )
+    chosen = by_weight[first]
     flat = table.column("signature").combine_chunks().flatten().to_numpy()
-    signed = flat.reshape(len(table), -1)[first] if len(table) else signatures([])
+    signed = flat.reshape(len(table), -1)[chosen] if len(table) else signatures([])
     assert quality.near_duplicates is not None
-    positions = near_duplicates(digests.tolist(), signed, quality.near_duplicates)
+    positions = near_duplicates(
+        digests.tolist(), signed, quality.near_duplicates, weights[chosen].tolist()
+    )
     dropped = pa.record_batch({"digest": pa.array(digests[positions].tolist(), pa.binary(32))})
     _write(path, dropped)
     dropped_digests.cache_clear()  # it may hold what an earlier run wrote there
@@ -141,12 +159,16 @@ def find_near_duplicates(
     return path
 
 
-def _sign(quality: QualityConfig, task: tuple[Block, str]) -> None:
+def _sign(quality: QualityConfig, seed: int, task: tuple[Block, str]) -> None:
     block, path = task
     digests: list[bytes] = []
+    weights: list[float] = []
     signed = [signatures([])]
-    for part in in_parts(kept_documents(block, quality, Counter()), block.part_bytes):
+    documents = kept_documents(block, quality, Counter())
+    used = (document for document in documents if copies_of(document, block.corpus, seed))
+    for part in in_parts(used, block.part_bytes):
         digests.extend(document.digest for document in part)
+        weights.extend(block.corpus.weight(document.source) for document in part)
         signed.append(signatures([document.text for document in part]))
     whole = np.concatenate(signed)
     flat = pa.array(whole.reshape(-1), pa.uint32())
@@ -155,6 +177,7 @@ def _sign(quality: QualityConfig, task: tuple[Block, str]) -> None:
         pa.record_batch(
             {
                 "digest": pa.array(digests, pa.binary(32)),
+                "weight": pa.array(weights, pa.float64()),
                 "signature": pa.FixedSizeListArray.from_arrays(flat, whole.shape[1]),
             }
         ),

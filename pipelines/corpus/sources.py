@@ -22,7 +22,7 @@ class Corpus:
 
     config: CorpusConfig
     files: tuple[CorpusFile, ...]
-    """Sorted by path."""
+    """Sorted by path, or as `digest.corpus_input` orders them."""
 
     @property
     def name(self) -> str:

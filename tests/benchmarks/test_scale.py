@@ -205,6 +205,7 @@ def test_a_shard_reads_a_fragment_of_an_object_store_with_as_many_requests_as_mo
     part = FragmentPart(
         digests=[number.to_bytes(32, "big") for number in range(documents)],
         copies=np.ones(documents, np.uint16),
+        sources=np.zeros(documents, np.uint16),
         shards=np.arange(documents) % shards,
         sentences=pa.array([[list(range(200))]] * documents, pa.list_(pa.list_(pa.uint16()))),
     )

@@ -109,6 +109,39 @@ def test_a_run_that_everything_happens_to_ends_in_the_same_bytes(
     assert not (folder / "fragments").exists()
 
 
+@pytest.mark.drill
+def test_a_restart_under_other_names_loses_and_repeats_no_document(
+    prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folders of a corpus are renamed while a run is down, so that the last comes first."""
+    documents = prepared.text.read_text().split("\n\n")
+    for name, part in (("2023", documents[::2]), ("2024", documents[1::2])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text.txt").write_text("\n\n".join(part))
+
+    def run(output: str, *sources: str) -> Any:
+        config = prepared.prepare(tmp_path / output)
+        corpus = replace(config.corpus, source=tuple(str(tmp_path / name) for name in sources))
+        quality = QualityConfig(near_duplicates=0.8)
+        return prepare.run(replace(config, corpus=corpus, quality=quality, block_bytes=9_000))
+
+    run("fresh", "2023", "2024")
+    encode, left = prepare._encode_block, iter(range(3))
+
+    def killed(*arguments: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        encode(*arguments)
+
+    monkeypatch.setattr(prepare, "_encode_block", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run("shards", "2023", "2024")
+    monkeypatch.undo()
+    (tmp_path / "2023").rename(tmp_path / "z-2023")
+    run("shards", "z-2023", "2024")
+    assert digests(tmp_path / "shards") == digests(tmp_path / "fresh")
+
+
 def wait_for(process: subprocess.Popen, folder: Path, files: str) -> None:
     wait_until(
         f"there are {files}", lambda: list(folder.glob(files)),
@@ -281,7 +314,7 @@ def test_weights_say_how_often_the_documents_of_a_source_are_used(
     once = tokens("once")
     assert tokens("ones", 1.0, 1.0) == once
     assert tokens("thrice", 3.0, 1.0) == (3 * once[0], once[1])
-    half, twice = tokens("half", 0.5, 2.0)
+    half, twice = tokens("half", 0.5, 2.0)  # of both, the counts are those of what is used
     assert 0.2 * once[0] < half < 0.8 * once[0]  # some thirty documents, by their hash
     assert twice == 2 * once[1]
 
@@ -303,6 +336,34 @@ def test_equal_documents_count_once_where_that_is_asked_for(prepared: Any, tmp_p
         for shards in (ShardSet.read(str(tmp_path / name)) for name in ("shards", "once"))
     ]
     assert ids[0] == ids[1]
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_of_equal_and_similar_documents_that_of_the_heaviest_source_is_used_and_counted(
+    prepared: Any, tmp_path: Path, names: str
+) -> None:
+    documents = prepared.text.read_text().split("\n\n")[:60]
+    heavy, light = (tmp_path / f"{name}.txt" for name in names)
+    heavy.write_text("\n\n".join(documents))
+    similar = [f"{text} more words" for text in documents[:30]]
+    light.write_text("\n\n".join([*similar, *documents[30:]]))
+
+    def counts_of(output: str, *weighted: tuple[Path, float], **quality: Any) -> dict[str, Any]:
+        config = prepared.prepare(tmp_path / output)
+        sources, weights = zip(*((str(path), weight) for path, weight in weighted), strict=True)
+        corpus = CorpusConfig(source=sources, weights=weights, held_out_share=0.0)
+        config = replace(config, corpus=corpus, quality=QualityConfig(min_words=60, **quality))
+        return prepare.run(config).counts
+
+    alone = counts_of("alone", (heavy, 2.0), exact_duplicates=True)
+    both = counts_of("both", (heavy, 2.0), (light, 0.5), near_duplicates=0.8)
+    for name in ("documents", "sentences", "tokens", "words", "source_0_tokens"):
+        assert both[name] == alone[name] > 0
+    assert both["source_0_documents"] == both["documents"] > 30
+    assert both["source_0_tokens"] == 2 * both["tokens"]
+    lengths = {name: n for name, n in both.items() if name.startswith("tokens_up_to_")}
+    assert sum(lengths.values()) == both["documents"]
 
 
 @pytest.mark.drill

@@ -13,6 +13,7 @@ import pytest
 from bert_core.data.fragments import (
     FragmentPart,
     as_documents,
+    distinct,
     read_counts,
     read_shard,
     write_fragment,
@@ -54,6 +55,7 @@ def part(documents: Sequence[Written], id_type: pa.DataType = IDS) -> FragmentPa
     return FragmentPart(
         digests=[document.digest for document in documents],
         copies=np.array([document.copies for document in documents], dtype=np.int64),
+        sources=np.array([document.number for document in documents], dtype=np.int64),
         shards=np.array([document.shard for document in documents], dtype=np.int64),
         sentences=pa.array(
             [document.sentences for document in documents], pa.list_(pa.list_(id_type))
@@ -82,7 +84,8 @@ def table_of(*documents: Written) -> pa.Table:
     """The documents as `read_shard` gives those of a shard: by digest."""
     given = part(sorted(documents, key=lambda document: document.digest))
     columns = {"digest": pa.array(given.digests, pa.binary(32))}
-    columns |= {"copies": pa.array(given.copies, pa.uint16()), "sentences": given.sentences}
+    columns |= {"copies": pa.array(given.copies, pa.uint16())}
+    columns |= {"source": pa.array(given.sources, pa.uint16()), "sentences": given.sentences}
     return pa.table(columns)
 
 
@@ -159,19 +162,23 @@ def test_a_document_counts_as_often_as_it_has_copies(tmp_path: Path) -> None:
     assert contents(found) == wanted([documents[0]] * 3 + [documents[2]] * 500)
 
 
-def test_with_unique_one_of_equal_documents_is_left(tmp_path: Path) -> None:
+def test_of_equal_documents_one_is_left_if_only_distinct_ones_are_wanted() -> None:
     same, other = [[1, 2], [3]], Written(2, [[4]])
     table = table_of(Written(1, same), Written(1, same), other, Written(1, same))
-    assert contents(as_documents(table, unique=True)) == wanted([Written(1, same), other])
+    assert contents(as_documents(distinct(table))) == wanted([Written(1, same), other])
     assert len(as_documents(table).digests) == 4
 
 
-@pytest.mark.parametrize(("copies", "left"), [((2, 1, 3), 2), ((0, 3, 1), 3), ((0, 0, 0), 0)])
-def test_with_unique_the_first_that_has_copies_counts(copies: tuple[int, ...], left: int) -> None:
+@pytest.mark.parametrize("copies", [(2, 1, 3), (0, 3, 1), (3, 0, 0), (3,)])
+def test_of_equal_documents_that_with_the_most_copies_is_left(
+    copies: tuple[int, ...], tmp_path: Path
+) -> None:
     equal = [Written(1, [[1, 2]], count) for count in copies]
-    found = as_documents(table_of(*equal, Written(2, [[3]])), unique=True)
-    assert Counter(found.digests)[equal[0].digest] == left
-    assert len(found.digests) == left + 1
+    documents = [*equal, Written(2, [[3]])]
+    cuts = [[1]] * len(documents)
+    found = distinct(read_shard(fragments(tmp_path, documents, cuts), 0, SHARDS))
+    left = dict(zip(found["digest"].to_pylist(), found["copies"].to_pylist(), strict=True))
+    assert left == {equal[0].digest: 3, documents[-1].digest: 1}
 
 
 def test_no_row_begins_in_what_is_borrowed() -> None:
@@ -184,9 +191,8 @@ def test_no_row_begins_in_what_is_borrowed() -> None:
     assert contents(found)[2:] == [*wanted(borrowed[:2]), *wanted(borrowed[2:])]
 
 
-@pytest.mark.parametrize("unique", [False, True])
-def test_a_shard_without_documents_has_none(unique: bool) -> None:
+def test_a_shard_without_documents_has_none() -> None:
     for table in (table_of(), table_of(Written(1, [])), table_of(Written(1, [[1]], 0))):
-        found = as_documents(table, unique=unique)
+        found = as_documents(distinct(table))
         assert (found.num_own, found.digests, found.input_ids.tolist()) == (0, [], [])
         assert found.sentence_offsets.tolist() == found.document_offsets.tolist() == [0]

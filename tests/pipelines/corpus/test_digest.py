@@ -15,7 +15,7 @@ from bert_core.errors import CorpusError
 from pipelines import predict, prepare, vocab
 from pipelines.corpus import digest
 from pipelines.corpus.config import CorpusConfig
-from pipelines.corpus.digest import corpus_input
+from pipelines.corpus.digest import corpus_input, ordered_corpus_input
 from pipelines.corpus.sources import list_corpus
 from pipelines.predict import PredictConfig
 from pipelines.runtime.stage import StageConfig
@@ -25,7 +25,7 @@ MEGABYTE = 1 << 20
 
 def digest_of(config: CorpusConfig, num_workers: int = 0) -> str:
     stage = StageConfig(output="unused", num_workers=num_workers)
-    return corpus_input(list_corpus(config), stage).digest
+    return corpus_input(list_corpus(config), stage)[1].digest
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def many(tmp_path: Path) -> CorpusConfig:
     return CorpusConfig(source=str(tmp_path / "*.txt"))
 
 
-def test_the_digest_is_that_of_content_and_weights(tmp_path: Path) -> None:
+def test_the_digest_is_that_of_contents_suffixes_and_weights(tmp_path: Path) -> None:
     for folder, names in (("one", "ab"), ("two", "yx")):
         (tmp_path / folder).mkdir()
         for name, data in zip(names, (b"Some.", b"Text."), strict=True):
@@ -50,12 +50,14 @@ def test_the_digest_is_that_of_content_and_weights(tmp_path: Path) -> None:
     same = {digest("one"), digest("two"), digest("one/b.txt", "one/a.txt"), digest("one", "one")}
     weighted = {digest("one/a.txt", "two/x.txt", weights=each) for each in ((1.0, 2.0), (2.0, 1.0))}
     # Outputs count by these: with others, every finished stage would be made again.
-    assert same == {"34a98bbfb1a583bdf2615e32098a6d9a6088e559c0cfdec774ed4cc6d205d8c6"}
+    assert same == {"0de7d93eaf97255bcfff6d17a6298a188cdd23017e2858b1b77667c19fcbc8e1"}
     assert weighted == {
-        "4fade34cae4709ff603196e8a6a163d7e024d1166af57f80b4ffd977b6e66621",
-        "70865bc909acdacb68ad57a21846df754c31833c4f2cfb6ba4ba38e88fdf6b49",
+        "8b662d1c2644e187382702a89a9124d5bab13ae7987ddddfea837008c39b63fd",
+        "812dec78a34c552ab5bc01c64651c20a6791a87226b1b19bccb90e61351c1725",
     }
     assert digest("one/a.txt") not in same
+    (tmp_path / "two/x.txt").rename(tmp_path / "two/x.jsonl")  # which is read in another way
+    assert digest("two") not in same
     (tmp_path / "one/a.txt").write_text("Same.")
     assert digest("one") not in same
 
@@ -70,12 +72,29 @@ def test_the_digest_of_rows_that_are_answered_in_order_is_that_of_their_order_an
         (folder / second).write_bytes(b"Text.")
         corpus = list_corpus(CorpusConfig(source=str(folder)))
         stage = StageConfig(output="unused", num_workers=0)
-        return corpus_input(corpus, stage, is_ordered=True).digest
+        return ordered_corpus_input(corpus, stage).digest
 
     assert digest("a.txt", "b.txt") == digest("x.txt", "y.txt")
     all_four = {digest(*names) for names in (("m.txt", "n.txt"), ("d.txt", "c.txt"))}
     all_four |= {digest(*names) for names in (("a.txt", "b.csv"), ("a.csv", "b.csv"))}
     assert len(all_four) == 4
+
+
+def test_the_order_of_the_files_is_that_of_their_contents(tmp_path: Path) -> None:
+    texts = [f"Text {number}." for number in range(6)]
+
+    def contents(order: list[int]) -> list[str]:
+        folder = tmp_path / "-".join(map(str, order))
+        folder.mkdir()
+        for name, number in enumerate(order):
+            (folder / f"{name}.txt").write_text(texts[number])
+        stage = StageConfig(output="unused", num_workers=0)
+        corpus, _ = corpus_input(list_corpus(CorpusConfig(source=str(folder))), stage)
+        return [Path(file.path).read_text() for file in corpus.files]
+
+    found = contents([0, 1, 2, 3, 4, 5])
+    assert sorted(found) == texts
+    assert contents([3, 1, 5, 0, 4, 2]) == found
 
 
 def bytes_read_by(work: Callable[[], Any]) -> int:

@@ -109,9 +109,9 @@ def test_a_part_is_about_as_long_as_was_asked_for(tmp_path: Path) -> None:
 def near_duplicates(folder: Path, blocks: list[Block], **quality: Any) -> frozenset[bytes]:
     config = StageConfig(output=str(folder), num_workers=0)
     screen = QualityConfig(near_duplicates=0.7, **quality)
-    path = find_near_duplicates(blocks, screen, str(folder), config)
+    path = find_near_duplicates(blocks, screen, str(folder), 0, config)
     assert [each.name for each in folder.iterdir()] == ["near_duplicates.arrow"]
-    assert find_near_duplicates(blocks, screen, str(folder), config) == path
+    assert find_near_duplicates(blocks, screen, str(folder), 0, config) == path
     return dropped_digests(path)
 
 
