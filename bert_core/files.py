@@ -228,9 +228,9 @@ class _Contents(io.RawIOBase):
     def __init__(self, path: str) -> None:
         self._path, self._read_bytes = path, 0
         self._compression = suffixes(path)[1]
-        self._file = open_input(path)
+        self._file = self._stored = open_input(path)
         if self._compression:
-            self._file = pa.CompressedInputStream(self._file, COMPRESSIONS[self._compression])
+            self._file = pa.CompressedInputStream(self._stored, COMPRESSIONS[self._compression])
 
     def readable(self) -> bool:
         return True
@@ -244,8 +244,8 @@ class _Contents(io.RawIOBase):
             if self._compression:
                 raise self._damaged(str(error)) from error
             raise
-        if self._compression and count == self._read_bytes == 0:
-            raise self._damaged("it is empty")
+        if self._compression and count == self._stored.tell() == 0:
+            raise self._damaged("it is empty")  # compressed, even nothing takes some bytes
         self._read_bytes += count
         return count
 
@@ -428,7 +428,8 @@ def find_files(pattern: str) -> list[str]:
 
     Files and folders whose name begins with `.` or `_` are skipped, as in Spark, unless the pattern
     spells the name out. Under a URI the results are URIs too, with escapes. A web address (http,
-    https) is that of a single file, whatever characters it contains.
+    https) is that of a single file, whatever characters it contains, and a local path that exists
+    is itself, not a glob.
     Raises: CorpusError if there are none; ResourceError if the storage cannot be queried.
     """
     paths = sorted(_find(pattern))
@@ -453,7 +454,8 @@ def similar(path: str) -> str:
 
 
 def _find(pattern: str) -> Iterator[str]:
-    spelled_out = pattern if _WEB.match(pattern) else re.split(r"[*?\[]", pattern)[0]
+    is_literal = _WEB.match(pattern) or (not is_uri(pattern) and os.path.exists(pattern))
+    spelled_out = pattern if is_literal else re.split(r"[*?\[]", pattern)[0]
     if spelled_out == pattern:
         paths = _files_in(pattern)
     elif is_uri(pattern):

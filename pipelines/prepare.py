@@ -165,6 +165,8 @@ def run(config: PrepareConfig) -> Manifest:
     for cached in (_tokenizer, _row_maker):
         cached.cache_clear()  # an earlier run in this process may have read other contents
     tokenizer.check_casing(config.tokenizer)
+    if config.compare_with is not None:
+        load_tokenizer(config.compare_with)  # a mistake in it is found before the work
     corpus = list_corpus(config.corpus)
     size_bytes = corpus_size_bytes(corpus)
     corpus, documents = corpus_input(corpus, config)

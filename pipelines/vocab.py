@@ -22,6 +22,7 @@ from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import counted, meter, say
 from pipelines.runtime.stage import REMARK, Result, StageConfig, run_stage
 from tracking.metric_names import WORDS_PER_S
+from tracking.resolve import load_tokenizer
 
 BLOCK_BYTES = 8 << 20
 
@@ -53,6 +54,8 @@ class VocabConfig(StageConfig):
 
 def run(config: VocabConfig) -> Manifest:
     """Train the vocabulary and write it as a tokenizer in Hugging Face layout."""
+    if config.compare_with is not None:
+        load_tokenizer(config.compare_with)  # a mistake in it is found before the work
     corpus = list_corpus(config.corpus)
     size_bytes = corpus_size_bytes(corpus)
     corpus, documents = corpus_input(corpus, config)

@@ -106,7 +106,7 @@ def _json_object(line: bytes, source: str, offset: int) -> dict:
     try:
         text = decode_utf8(line, source, offset).removeprefix("\ufeff")
         row = json.loads(text, object_pairs_hook=_object)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise CorpusError(
             f"{source}: wanted one JSON object per line, the line at byte {offset:,} "
             f"is not JSON ({error}): {_way_out(line, offset)}"

@@ -204,7 +204,7 @@ def _clinc(split: str) -> Reader:
 def _json(data: bytes, source: str) -> Any:
     try:
         return json.loads(decode_utf8(data, source).removeprefix("\ufeff"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise CorpusError(
             f"{source}: wanted JSON, it cannot be read ({error}): copy it again"
         ) from error

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,6 +133,7 @@ class TextTable:
             return None
         except csv.Error as error:
             fault: str | None = self._unreadable(str(error))
+            lines.give_back()
         else:
             fault = _not_utf8(lines.of_row) or self._other_cells(cells)
         return TextRow(first, tuple(lines.of_row), cells, fault)
@@ -168,19 +169,27 @@ class _Lines:
         )
         self.next_line = line
         self.of_row: list[str] = []
+        self._given_back: deque[str] = deque()
         self._characters = 0
 
     def __iter__(self) -> "_Lines":
         return self
 
     def __next__(self) -> str:
-        line = next(self._lines)
+        line = self._given_back.popleft() if self._given_back else next(self._lines)
         self._characters = len(line) + (self._characters if self.of_row else 0)
         self.of_row.append(line)
         self.next_line += 1
         if self._characters > LONGEST_ROW:
             raise csv.Error(f"longer than {LONGEST_ROW:,} characters, is a quote not closed?")
         return line.removeprefix("\ufeff") if self.next_line == 2 else line
+
+    def give_back(self) -> None:
+        """Read the lines after the row's first one again: they may be sound rows."""
+        lines = self.of_row[1:]
+        self._given_back.extendleft(reversed(lines))
+        self.next_line -= len(lines)
+        del self.of_row[1:]
 
 
 def _not_utf8(lines: Sequence[str]) -> str | None:

@@ -38,6 +38,10 @@ class CorpusConfig:
         check_fields(self, prefix="corpus.")
         if not self.sources:
             raise ConfigError("corpus.source: wanted a path, a URI or `docstrings`, got none")
+        if "" in self.sources:
+            raise ConfigError(
+                "corpus.source: wanted a path, a URI or `docstrings`, got an empty string"
+            )
         for name in ("weights", "licenses"):
             values = getattr(self, name)
             if values and len(values) != len(self.sources):

@@ -38,9 +38,11 @@ def _named(endings: Iterable[str]) -> re.Pattern[str]:
     return re.compile(rf"\.({names})(\.(gz|bz2|zst))?$", re.IGNORECASE)
 
 
+_MARKDOWN = _named(["md"])
 TEXTS = Kind(
     "in Parquet, JSONL, CSV, TSV or text",
-    _named(ending for ending in ENDINGS if ending != "md"),  # the card is Markdown too
+    # Markdown beside them describes a data set, as its card does.
+    _named(ending for ending in ENDINGS if ending != "md"),
 )
 TABLES = Kind(
     "in Parquet, JSONL, CSV or TSV",
@@ -76,7 +78,10 @@ def data_files(
         matches = [path for pattern in patterns for path in files.find_files(pattern)]
         paths = sorted({path for path in matches if kind.names.search(path)})
         return paths or _no_data(source, splits, kind, f"its card lists {', '.join(patterns)}")
-    paths = [path for path in files.find_files(source) if kind.names.search(path)]
+    listed = files.find_files(source)
+    paths = [path for path in listed if kind.names.search(path)]
+    if kind is TEXTS and not paths:  # a folder of Markdown, whose README.md begins with metadata
+        paths = [path for path in listed if _MARKDOWN.search(path) and ANY.names.search(path)]
     if TRAIN in splits and not _splits_of(source, paths):
         return paths or _no_data(source, splits, kind, "this data set has none")
     return _of_first_split(source, paths, splits, kind)

@@ -231,7 +231,7 @@ def _evaluation_rows(path: str) -> Iterator[tuple[str, int, str]]:
     suffix, _ = files.suffixes(path)
     data = files.read_contents(path)
     if suffix == "txt":
-        lines = data.decode("utf-8", "replace").splitlines()
+        lines = data.decode("utf-8", "replace").split("\n")
         rows: list[dict] = [dict(enumerate(line.split("\t"))) for line in lines]
     elif suffix == "json":
         try:

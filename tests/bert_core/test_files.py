@@ -491,6 +491,8 @@ def cut_in_frames(data: bytes, suffix: str, frames: int) -> list[bytes]:
         "bz2": bz2.compress,
         "zst": lambda piece: pa.Codec("zstd").compress(piece, asbytes=True),
     }
+    if not data:
+        return [compress[suffix](data)] * frames
     size = len(data) // frames
     return [compress[suffix](data[at : at + size]) for at in range(0, len(data), size)]
 
@@ -527,6 +529,14 @@ def test_a_compressed_file_that_breaks_off_is_an_error(
     )
     assert message.endswith("): copy or download it again")
     assert ("Truncated" in message) == (share > 0)
+
+
+@pytest.mark.parametrize("suffix", files.COMPRESSIONS)
+def test_a_compressed_file_may_hold_nothing(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(b"".join(cut_in_frames(b"", suffix, 1)))
+    assert path.stat().st_size > 0
+    assert files.read_contents(str(path)) == b""
 
 
 @pytest.mark.parametrize("suffix", files.COMPRESSIONS)
@@ -604,6 +614,17 @@ def test_a_bucket_that_is_not_there_is_told_from_a_misspelt_path(
         CorpusError, match="wanted a file, a folder or a glob with at least one fil"
     ):
         files.find_files(f"{object_store}{pattern or '/nothing'}")
+
+
+def test_a_local_path_with_the_marks_of_a_glob_is_itself_where_it_exists(tmp_path: Path) -> None:
+    folder = tmp_path / "run [2024]"
+    folder.mkdir()
+    for name in ("b [1].txt", "b 1.txt", "what?.txt"):
+        (folder / name).touch()
+    assert len(files.find_files(str(folder))) == 3
+    assert files.find_files(str(folder / "b [1].txt")) == [str(folder / "b [1].txt")]
+    assert files.find_files(f"{tmp_path}/run ?2024?/b [1].txt") == [str(folder / "b 1.txt")]
+    assert files.find_files(str(folder / "what?.txt")) == [str(folder / "what?.txt")]
 
 
 def test_what_is_not_there_is_told_with_what_resembles_it(tmp_path: Path) -> None:

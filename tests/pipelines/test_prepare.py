@@ -511,6 +511,14 @@ def test_a_source_that_vanishes_is_named(prepared: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.drill
+def test_a_mistake_in_a_remark_is_found_before_the_work(prepared: Any, tmp_path: Path) -> None:
+    config = replace(prepared.prepare(tmp_path / "shards"), compare_with=str(tmp_path / "none"))
+    with pytest.raises(FormatError, match=r"none: wanted tokenizer.json or vocab.txt, found neith"):
+        prepare.run(config)
+    assert not (tmp_path / "shards").exists()
+
+
+@pytest.mark.drill
 def test_a_disk_that_fills_is_named_and_the_run_goes_on_when_there_is_room(
     prepared: Any, small_disk: Callable[[str], Path]
 ) -> None:

@@ -74,7 +74,10 @@ def check_text_column(parquet: "pq.ParquetFile", name: str, path: str) -> None:
         )
     kind = schema.field(name).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if not any(
+        is_text(kind)
+        for is_text in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    ):
         raise CorpusError(
             f"{path}: wanted text in the column {name!r}, it is {kind}; there are: "
             f"{', '.join(schema.names)}: set corpus.text_column"

@@ -84,8 +84,9 @@ def test_a_document_that_is_no_utf8_can_be_passed_over(boundary: Boundary) -> No
 
 def test_a_line_that_is_no_object_can_be_passed_over() -> None:
     lines = [b'{"n": 1}', b'{"n": ', b"[2]", b"", b'{"n": "\xff"}', b"\xff", b"3", b'{"n": 4}']
+    lines[5:5] = [b'{"n": ' + b"9" * 5000 + b"}", b"[" * 200_000]  # which Python refuses to read
     found = list(jsonl_rows(b"\n".join(lines), "a.jsonl", errors="skip"))
-    assert found == [{"n": 1}, None, None, None, None, None, {"n": 4}]
+    assert found == [{"n": 1}, None, None, None, None, None, None, None, {"n": 4}]
     assert [row for row in found if row] == list(jsonl_rows(b'{"n": 1}\n{"n": 4}', "a.jsonl"))
 
 

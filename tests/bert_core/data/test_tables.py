@@ -46,7 +46,6 @@ def test_a_row_says_on_which_line_it_begins_whatever_lies_within_its_quotes(
 @pytest.mark.parametrize(
     ("bad", "lines", "fault"),
     [
-        ('x,"abc\ny,"def"\n', 2, "cannot be read (',' expected after '\"'): quote cells that hold"),
         ('x,"a"b\n', 1, "cannot be read (',' expected after '\"'): quote cells that hold commas"),
         ("x\n", 1, "wanted 2 cells, as many as the header has columns, got 1: quote cells that"),
         ('x,"a\nb",c\n', 2, "wanted 2 cells, as many as the header has columns, got 3: quote"),
@@ -64,14 +63,27 @@ def test_a_row_that_cannot_be_read_takes_no_other_with_it(bad: str, lines: int, 
         table_rows(data, "a.csv")
 
 
-def test_a_quote_that_is_not_closed_does_not_swallow_a_file(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("longest", "rest", "fault"),
+    [
+        (100, "2,b\n" * 50, "longer than 100 characters, is a quote not closed?"),
+        (1000, "2,b\n" * 50, "a quote opens here that is not closed"),
+        (1000, '2,b\n2,"b"\n' * 2, "',' expected after '\"'"),
+    ],
+)
+def test_a_quote_that_is_not_closed_takes_no_other_line_with_it(
+    longest: int, rest: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "LONGEST_ROW", 100)
-    open_quote, *rest = rows_of(b'id,text\n1,"a\n' + b"2,b\n" * 50)
-    assert "longer than 100 characters, is a quote not closed?" in str(open_quote.fault)
-    assert len(open_quote.lines) + len(rest) == 51
-    assert [row.cells for row in rest] == [["2", "b"]] * len(rest)
+    monkeypatch.setattr(tables, "LONGEST_ROW", longest)
+    for end in ("", '3,"c'):  # another one, in the last line
+        open_quote, *rows = rows_of(f'id,text\n1,"a\n{rest}{end}'.encode())
+        assert fault in str(open_quote.fault) or end
+        assert open_quote.fault
+        assert open_quote.lines == ('1,"a\n',)
+        sound = [row for row in rows if not row.fault]
+        assert [row.cells for row in sound] == [["2", "b"]] * rest.count("2")
+        assert [row.line for row in rows] == list(range(3, 3 + len(rows)))
+        assert [row.lines for row in rows if row.fault] == ([(end,)] if end else [])
 
 
 def test_rows_are_those_that_were_written() -> None:

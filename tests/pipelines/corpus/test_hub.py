@@ -213,6 +213,14 @@ def test_files_that_are_named_are_read_whatever_their_names(tmp_path: Path) -> N
             labelled_paths(named, "train", split="train")
 
 
+def test_markdown_is_read_where_there_is_nothing_else(tmp_path: Path) -> None:
+    source = data_set(tmp_path, card("title: Notes"), ["a.md", "b/README.md", "b/c.md"])
+    files = [file.path for file in list_corpus(CorpusConfig(source=source)).files]
+    assert files == [f"{source}/a.md", f"{source}/b/c.md"]
+    data_set(tmp_path, card("title: Notes"), ["d.txt"])
+    assert data_files(source) == [f"{source}/d.txt"]
+
+
 @pytest.mark.parametrize("slashes", ["", "/", "//"])
 def test_a_folder_may_end_in_slashes(tmp_path: Path, slashes: str) -> None:
     source = data_set(tmp_path, "words", ["train.csv", "test.csv"])

@@ -315,6 +315,7 @@ def test_a_file_that_changed_since_the_run_began_is_told(tmp_path: Path) -> None
         ({"weights": (1.0,)}, "corpus.weights: wanted one for each of the 2 sources, got 1"),
         ({"licenses": ("MIT",) * 3}, "corpus.licenses: wanted one for each of the 2 sources, got"),
         ({"weights": (1.0, 0.0)}, "corpus.weights: wanted above 0 and at most 100, got (1.0, 0.0)"),
+        ({"source": ""}, "corpus.source: wanted a path, a URI or `docstrings`, got an empty str"),
         ({"weights": (1.0, 101.0)}, "wanted above 0 and at most 100, got (1.0, 101.0)"),
         ({"document_boundary": "page"}, "corpus.document_boundary: wanted one of blank_line, line"),
         ({"errors": "ignore"}, "corpus.errors: wanted one of fail, skip, got 'ignore'"),
