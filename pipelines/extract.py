@@ -142,7 +142,7 @@ def run(config: ExtractConfig) -> Manifest:
         folders[name] = folder.absolute()
         inputs.append(source)
     predictor_of.cache_clear()  # an earlier run in this process may have read other contents
-    corpus = list_corpus(config.corpus)
+    corpus = list_corpus(config.corpus, config.output)
     documents = ordered_corpus_input(corpus, config)
     inputs.append(DatasetInput("documents", documents.digest, documents.source))
     return run_stage("extract", config, inputs, lambda _: _extract(config, corpus, folders))

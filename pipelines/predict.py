@@ -85,7 +85,7 @@ def run(config: PredictConfig) -> Manifest:
     """Write every row with the model's answer, in input order."""
     folder, model = bundle_input(config, config.model)
     predictor_of.cache_clear()  # an earlier run in this process may have read other contents
-    corpus = list_corpus(config.corpus)
+    corpus = list_corpus(config.corpus, config.output)
     rows = ordered_corpus_input(corpus, config)
     inputs = [model, DatasetInput("rows", rows.digest, rows.source)]
     return run_stage(

@@ -167,7 +167,7 @@ def run(config: PrepareConfig) -> Manifest:
     tokenizer.check_casing(config.tokenizer)
     if config.compare_with is not None:
         load_tokenizer(config.compare_with)  # a mistake in it is found before the work
-    corpus = list_corpus(config.corpus)
+    corpus = list_corpus(config.corpus, config.output)
     size_bytes = corpus_size_bytes(corpus)
     corpus, documents = corpus_input(corpus, config)
     inputs = [documents, vocabulary, *evaluation_inputs(config.quality)]

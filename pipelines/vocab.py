@@ -56,7 +56,7 @@ def run(config: VocabConfig) -> Manifest:
     """Train the vocabulary and write it as a tokenizer in Hugging Face layout."""
     if config.compare_with is not None:
         load_tokenizer(config.compare_with)  # a mistake in it is found before the work
-    corpus = list_corpus(config.corpus)
+    corpus = list_corpus(config.corpus, config.output)
     size_bytes = corpus_size_bytes(corpus)
     corpus, documents = corpus_input(corpus, config)
     return run_stage("vocab", config, [documents], lambda _: _train(config, corpus, size_bytes))

@@ -30,12 +30,21 @@ class Corpus:
         return ", ".join(self.config.sources)
 
 
-def list_corpus(config: CorpusConfig) -> Corpus:
-    """Find the files of a corpus. Raises: CorpusError if a source names none."""
+def list_corpus(config: CorpusConfig, output: str | None = None) -> Corpus:
+    """Find the files of a corpus.
+
+    Args:
+        output: where a stage writes; its files are left out of sources that contain it.
+    Raises: CorpusError if a source names no file.
+    """
+    own = None if output is None else _as_folder(output)
     listed: dict[str, CorpusFile] = {}
     for number, source in enumerate(config.sources):
-        for path in _paths_of(source):
-            split_column = "split" if source == DOCSTRINGS else None
+        split_column = "split" if source == DOCSTRINGS else None
+        paths = _paths_of(source)
+        if own is not None and not _as_folder(source).startswith(own):
+            paths = [path for path in paths if not path.startswith(own)]
+        for path in paths:
             if path not in listed:
                 listed[path] = CorpusFile(
                     path=path,
@@ -49,6 +58,10 @@ def list_corpus(config: CorpusConfig) -> Corpus:
                     f"{config.sources[listed[path].source]} and {source}: name it in only one"
                 )
     return Corpus(config=config, files=tuple(listed[path] for path in sorted(listed)))
+
+
+def _as_folder(path: str) -> str:
+    return f"{files.absolute(path).rstrip('/')}/"
 
 
 def _paths_of(source: str) -> list[str]:

@@ -511,6 +511,17 @@ def test_a_source_that_vanishes_is_named(prepared: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.drill
+def test_an_output_within_the_corpus_is_no_part_of_it(prepared: Any, tmp_path: Path) -> None:
+    shutil.copy(prepared.text, tmp_path / "text.txt")
+    config = prepared.prepare(tmp_path / "out" / "shards")
+    config = replace(config, corpus=replace(config.corpus, source=str(tmp_path)))
+    made = prepare.run(config)
+    assert prepare.run(config) == made
+    assert prepare.run(replace(config, force=True)).digest == made.digest
+    assert digests(tmp_path / "out" / "shards") == digests(prepared.folder / "shards")
+
+
+@pytest.mark.drill
 def test_a_mistake_in_a_remark_is_found_before_the_work(prepared: Any, tmp_path: Path) -> None:
     config = replace(prepared.prepare(tmp_path / "shards"), compare_with=str(tmp_path / "none"))
     with pytest.raises(FormatError, match=r"none: wanted tokenizer.json or vocab.txt, found neith"):
