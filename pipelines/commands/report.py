@@ -23,6 +23,7 @@ from markupsafe import Markup
 
 from bert_core import files
 from bert_core.checks import check_fields
+from bert_core.data.formats import jsonl_rows
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.wording import first_line, shortened
 from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
@@ -397,7 +398,7 @@ def _evaluation(run: Run) -> dict[str, Any] | None:
         )
         for name in measured
     ]
-    worst = (run.text(WORST) or "").splitlines()
+    worst = list(jsonl_rows((run.text(WORST) or "").encode(), WORST))
     return {
         "name": run.name,
         "source": counts.get("source", ""),
@@ -405,7 +406,7 @@ def _evaluation(run: Run) -> dict[str, Any] | None:
         "figures": figures,
         "calibration": counts.get("expected_calibration_error"),
         "confusion": _confusion(run),
-        "worst": [_worst(json.loads(line)) for line in worst[:SHOWN_ROWS]],
+        "worst": [_worst(row) for row in worst[:SHOWN_ROWS] if row],
         "wrong": None if "wrong_rows" not in counts else int(counts["wrong_rows"]),
     }
 

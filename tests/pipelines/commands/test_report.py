@@ -35,6 +35,7 @@ PIXEL = bytes.fromhex(
     "606060000000050001a5f645400000000049454e44ae426082"
 )
 NASTY = "<script>alert(1)</script> =========== & more"
+SEPARATED = "before\u2028after\x85that"  # which ends no line of JSON
 LABELS = ("ham", "spam")
 STEPS = 4
 
@@ -104,9 +105,9 @@ def evaluated(folder: Path, model: str, digest: str) -> str:
     columns = {"label": ["ham", "ham", "spam", "spam"], "predicted_label": ["ham"] * 3 + ["spam"]}
     pq.write_table(pa.table({"text": ["a"] * 4, **columns}), folder / "predictions.parquet")
     (folder / "classes.json").write_text(json.dumps({label: {} for label in LABELS}))
-    worst = {"row": 3, "fault": 1.0, "confidence": 0.9, "input": {"text": NASTY}}
+    worst = {"row": 3, "fault": 1.0, "confidence": 0.9, "input": {"text": NASTY + SEPARATED}}
     worst |= {"wanted": {"label": "spam"}, "answer": {"label": "ham", "score": 0.9}}
-    (folder / "worst.jsonl").write_text(json.dumps(worst) + "\n")
+    (folder / "worst.jsonl").write_text(json.dumps(worst, ensure_ascii=False) + "\n")
     return place
 
 
