@@ -6,12 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 
-from bert_core.wording import shortened
+from bert_core.wording import shortened, shown
 from serve.auth import Keys
 from serve.disconnects import while_connected
 from serve.errors import NotReadyError, RequestError, UnknownModelError, WrongTaskError
@@ -34,7 +33,7 @@ from serve.routes.base import (
 from serve.served import Card, ServedModel, State
 from serve.served import Response as Passed
 from serve.sizes import SMALL
-from serve.surfaces.base import Endpoint, Probe, Surface
+from serve.surfaces.base import Endpoint, Probe, Surface, parsed
 from serve.surfaces.catalog import SURFACES
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -199,7 +198,7 @@ def _forwarder(
                 admit(keys, request, None)  # the model counts the request
             body = b"" if endpoint.method == "GET" else await receive(request, limits)
             name = request.path_params.get("model")
-            if name is None:
+            if name is None and body:
                 name = _named(body) if len(body) <= SMALL else await asyncio.to_thread(_named, body)
             chosen = noted.model = await _chosen(models, name, endpoint)
             path = (endpoint.path or "/").replace("{model}", name or "")
@@ -256,14 +255,14 @@ def _prober(
 
 
 def _named(body: bytes) -> str | None:
-    """The model that a body names, if it does."""
-    if b'"model"' not in body:
-        return None
-    try:
-        name = orjson.loads(body).get("model")
-    except (orjson.JSONDecodeError, AttributeError):
-        return None
-    return name if isinstance(name, str) else None
+    """The model that a body names, if it does. Raises: NotJSONError, RequestError."""
+    value = parsed(body)
+    name = value.get("model") if isinstance(value, dict) else None
+    if not isinstance(name, str | None):
+        raise RequestError(
+            f"model: wanted the name of a model, got {shown(name)}: see those in {LIST}"
+        )
+    return name
 
 
 async def _chosen(models: Mapping[str, ServedModel], name: str | None, endpoint: Endpoint) -> str:

@@ -18,7 +18,6 @@ from fastapi import Request, Response
 from bert_core.checks import Range, ranges_of
 from bert_core.errors import InputError
 from bert_core.tasks.base import Parameters
-from bert_core.tasks.shapes import check_unicode
 from bert_core.wording import as_json, nearest, one_of, shown
 from serve.accept import chosen
 from serve.answers import Answered
@@ -216,10 +215,15 @@ class Surface:
 
 
 def parsed(body: bytes, example: Any = None) -> Any:
-    """The JSON value of a body. Raises: NotJSONError."""
+    """The JSON value of a body: strict JSON in UTF-8, without a byte order mark, NaN or half a
+    surrogate pair.
+
+    The front and every surface read bodies with it, so that they agree on what a body says.
+    Raises: NotJSONError.
+    """
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
         got = f"it is not JSON ({error})" if body.strip() else "it is empty"
         way_out = "" if example is None else f": send {json.dumps(example)}"
         raise NotJSONError(f"the body: wanted a JSON object, {got}{way_out}") from error
@@ -227,10 +231,7 @@ def parsed(body: bytes, example: Any = None) -> Any:
 
 def read(shape: type[Shape], body: bytes) -> Shape:
     """A body in this shape. Raises: NotJSONError, RequestError."""
-    try:
-        value = orjson.loads(body)  # refuses NaN and halves of surrogate pairs too
-    except orjson.JSONDecodeError as error:
-        raise NotJSONError(f"the body: wanted a JSON object, it is not JSON ({error})") from error
+    value = parsed(body)
     if not isinstance(value, dict):
         raise RequestError(f"the body: wanted a JSON object, got {shown(value)}")
     try:
@@ -293,8 +294,7 @@ def parameters_of(kind: type[Parameters], values: Mapping[str, Any], where: str 
 
     Args:
         where: what comes before a parameter's name in a message.
-    Raises: RequestError for a value of another type; InputError for one out of range, or for
-        text with half a surrogate pair.
+    Raises: RequestError for a value of another type; InputError for one out of range.
     """
     try:
         known = checked(kind).model_validate(values)
@@ -302,10 +302,7 @@ def parameters_of(kind: type[Parameters], values: Mapping[str, Any], where: str 
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         raise RequestError(f"{where}{name}: {first['msg']}, got {shown(first['input'])}") from error
-    given = known.model_dump(exclude_unset=True)
-    for name, value in given.items():
-        check_unicode(value, f"{where}{name}")
-    return kind(**given)
+    return kind(**known.model_dump(exclude_unset=True))
 
 
 def _default(field: "Field[Any]", allowed: Range | None) -> Any:

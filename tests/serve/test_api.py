@@ -141,7 +141,7 @@ def test_parameters_reach_the_task(ask: Caller) -> None:
     ("body", "status", "message"),
     [
         (b"", 400, "the body: wanted a JSON object, it is empty: send"),
-        (b"inputs=text", 400, "the body: wanted a JSON object, it is not JSON (Expecting value"),
+        (b"inputs=text", 400, "the body: wanted a JSON object, it is not JSON (unexpected char"),
         (b"\xff\xfe\xfa", 400, "it is not JSON"),
         (b"[" * 100_000, 400, "it is not JSON"),
         (b'"a text"', 422, 'the body: wanted a JSON object, got text ("a text"): send'),
@@ -157,8 +157,8 @@ def test_parameters_reach_the_task(ask: Caller) -> None:
         (b'{"inputs": []}', 422, "inputs: wanted at least one input, got an empty list"),
         (b'{"inputs": ["a", 3.5]}', 422, "inputs[1]: wanted text, got a number (3.5)"),
         (b'{"inputs": [["a"]]}', 422, 'inputs[0]: wanted text, got a list (["a"])'),
-        (b'{"inputs": "\\ud800"}', 422, "half a surrogate pair at character 0"),
-        (b'{"inputs": "a", "\\ud800": 1}', 422, 'got "\ud800" too'),
+        (b'{"inputs": "\\ud800"}', 400, "no low surrogate in string"),
+        (b'{"inputs": "a", "\\ud800": 1}', 400, "no low surrogate in string"),
         (
             b'{"inputs": "a", "parameters": [1]}',
             422,
@@ -325,6 +325,44 @@ def test_the_front_lists_and_asks_every_model_and_survives_one_that_is_down(
     status, came = ask("POST", "/embed", json={"inputs": "a"})
     assert status == 503
     assert "feature-extraction, and gone did not say what it is for" in came["error"]
+
+
+NAMING = '{"model": "other", "inputs": "a", "options": OPTIONS}'
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (NAMING, 404, 'there is no model "other"'),
+        (NAMING.replace("model", "\\u006dodel"), 404, 'there is no model "other"'),
+        (
+            NAMING.replace('"other"', "5"),
+            422,
+            "model: wanted the name of a model, got a number (5)",
+        ),
+        (
+            NAMING.replace('"other"', '["docs"]'),
+            422,
+            "model: wanted the name of a model, got a lis",
+        ),
+        (NAMING.replace('"other"', "null"), 200, ""),
+        (f"\ufeff{NAMING}", 400, "it is not JSON"),
+        (NAMING.encode("utf-16"), 400, "it is not JSON"),
+        (NAMING.replace("OPTIONS", "NaN"), 400, "it is not JSON"),
+        (NAMING.replace("OPTIONS", "1e999"), 400, "it is not JSON"),
+        (NAMING.replace("OPTIONS", "9" * 4_000), 400, "it is not JSON"),
+        (NAMING.replace("OPTIONS", "[" * 1_100 + "]" * 1_100), 400, "it is not JSON"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/predict"])
+def test_no_model_answers_a_body_that_names_another_however_it_is_written(
+    model: Model, runner: asyncio.Runner, path: str, body: str | bytes, status: int, message: str
+) -> None:
+    ask = Caller(runner, api.create_front_app({"docs": api.LocalModel(Slot(model))}))
+    content = body if isinstance(body, bytes) else body.replace("OPTIONS", "{}").encode()
+    came = ask("POST", path, content=content)
+    assert came[0] == status
+    assert status == 200 or message in came[1]["error"]
 
 
 @pytest.mark.parametrize(

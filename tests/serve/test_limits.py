@@ -214,14 +214,14 @@ def test_nesting_is_refused_at_any_depth(server: str, depth: int, form: str) -> 
     [
         (b"\xff\xfe\xfa", 400),
         (b'{"inputs": "\xff"}', 400),
-        (b'{"inputs": "\\ud800"}', 422),
+        (b'{"inputs": "\\ud800"}', 400),
         (b'{"inputs": "a\\u0000b"}', 200),
         (b'{"inputs": ""}', 200),
         (b'{"inputs": "   "}', 200),
         (b'{"inputs": [1, 2, 3]}', 422),
         (b'{"inputs": "a", "parameters": {"targets": ["b"]}}', 422),
         (b'{"inputs": {"question": "a", "context": "b"}}', 422),
-        (b'{"inputs": NaN}', 422),
+        (b'{"inputs": NaN}', 400),
     ],
 )
 def test_odd_bodies_have_their_status(server: str, body: bytes, status: int) -> None:
@@ -263,12 +263,11 @@ def test_who_sends_slowly_makes_room_for_others(bundle: Path) -> None:
 
 
 def test_half_a_surrogate_pair_in_a_label_is_refused(bundles: dict[str, Path]) -> None:
-    """JSON can hold it, but an answer in UTF-8 cannot repeat it."""
+    """An answer in UTF-8 cannot repeat it."""
     with live.served(bundles["nli"]) as url:
         body = b'{"inputs": "a", "parameters": {"candidate_labels": ["food", "\\ud800"]}}'
         response = httpx.post(url, content=body, headers={"Content-Type": "application/json"})
-        assert response.status_code == 422
-        wanted = "parameters.candidate_labels[1]: wanted Unicode text, got half a surrogate pair"
-        assert wanted in response.json()["error"]
+        assert response.status_code == 400
+        assert "no low surrogate in string" in response.json()["error"]
         whole = {"inputs": "a", "parameters": {"candidate_labels": ["\U0001f600", "b"]}}
         assert post(url, whole).status_code == 200
