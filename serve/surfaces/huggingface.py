@@ -55,9 +55,8 @@ class PredictRequest:
 class Shapes:
     """A task's request and response over HTTP, derived from its dataclasses."""
 
-    def __init__(self, task: Task, limits: Limits | None = None) -> None:
+    def __init__(self, task: Task) -> None:
         self._task = task
-        self._limits = limits or Limits()
         self._parameters = task.parameters
         self._checked = checked(task.parameters)
         answers = get_type_hints(task.decode)["return"]
@@ -65,8 +64,7 @@ class Shapes:
         self.response: Any = answers | answer if task.single_is_bare else answers
         """Type of the response body."""
 
-    @property
-    def openapi(self) -> dict[str, Any]:
+    def openapi(self, limits: Limits) -> dict[str, Any]:
         """The request schema for the model's OpenAPI page."""
         single = schema_of(self._task.inputs) | {"additionalProperties": False}
         one_text = [{"type": "string"}] if len(single.get("required", ())) <= 1 else []
@@ -74,7 +72,7 @@ class Shapes:
         several = {"type": "array", "items": {"anyOf": kinds}, "minItems": 1}
         parameters = schema_of(self._checked) | {"type": ["object", "null"]}
         if "top_k" in (known := parameters["properties"]):
-            bounded = known["top_k"] | {"maximum": self._limits.max_top_k}
+            bounded = known["top_k"] | {"maximum": limits.max_top_k}
             parameters["properties"] = known | {"top_k": bounded}
         schema = {
             "type": "object",
@@ -116,11 +114,7 @@ class Shapes:
         names = {field.name for field in fields(self._task.inputs)}
         return not isinstance(first, dict) or first.keys() <= names
 
-    def parse(self, body: bytes) -> PredictRequest:
-        """Validate a body. Raises: NotJSONError, RequestError."""
-        return self.check(parsed(body, self.example))
-
-    def check(self, request: Any) -> PredictRequest:
+    def check(self, request: Any, limits: Limits) -> PredictRequest:
         """Validate the JSON value of a body. Raises: RequestError."""
         if not isinstance(request, dict):
             raise RequestError(
@@ -140,20 +134,22 @@ class Shapes:
         several = isinstance(inputs, list)
         if several and not inputs:
             raise RequestError("inputs: wanted at least one input, got an empty list")
-        check_count(inputs if several else [inputs], self._limits)  # before each is looked at
+        check_count(inputs if several else [inputs], limits)  # before each is looked at
         rows = [
             as_row(self._task.inputs, value, f"inputs[{place}]" if several else "inputs")
             for place, value in enumerate(inputs if several else [inputs])
         ]
         top_level = {name: request[name] for name in at_top if name in request}
-        parameters = self._parse_parameters(request.get("parameters"), top_level)
+        parameters = self._parse_parameters(request.get("parameters"), top_level, limits)
         return PredictRequest(rows, several, parameters)
 
     def body(self, request: PredictRequest, answers: list[Any]) -> Any:
         """The response body: a list, or for a single input a bare answer, if the task does so."""
         return answers[0] if self._task.single_is_bare and not request.several else answers
 
-    def _parse_parameters(self, values: Any, top_level: dict[str, Any]) -> Parameters | None:
+    def _parse_parameters(
+        self, values: Any, top_level: dict[str, Any], limits: Limits
+    ) -> Parameters | None:
         if values is None and not top_level:
             return None
         if values is not None and not isinstance(values, dict):
@@ -161,7 +157,7 @@ class Shapes:
         if top_level:  # also those that others under `parameters` take the place of
             parameters_of(self._parameters, top_level, "parameters.")
         values = top_level | (values or {})
-        check_top_k(values, self._limits)
+        check_top_k(values, limits)
         names = list(self._checked.model_fields)
         for name in values:
             if name not in names:
@@ -176,20 +172,25 @@ class Bodies:
     """The shapes of every task that a model does, its own first."""
 
     def __init__(self, model: Model) -> None:
+        self._model = model  # whose limits may change
         self._shapes = {
-            name: Shapes(predictor.task, model.limits)
-            for name, predictor in model.predictors.items()
+            name: Shapes(predictor.task) for name, predictor in model.predictors.items()
         }
         self.own = self._shapes[model.task.name]
 
     def parse(self, body: bytes) -> tuple[str, Shapes, PredictRequest]:
-        """The task that a body is for, and the checked body. Raises: see `Shapes.parse`."""
+        """The task that a body is for, and the checked body. Raises: NotJSONError, RequestError."""
         request = parsed(body, self.own.example)
         names = list(self._shapes)
         if isinstance(request, dict):
             names = [name for name in names if self._shapes[name].fits(request)] or names
         shapes = self._shapes[names[0]]
-        return names[0], shapes, shapes.check(request)
+        return names[0], shapes, shapes.check(request, self._model.limits)
+
+    @property
+    def openapi(self) -> dict[str, Any]:
+        """The request schema of the model's own task, for its OpenAPI page."""
+        return self.own.openapi(self._model.limits)
 
 
 async def predict(call: Call) -> Response:
@@ -225,7 +226,7 @@ def _documented(bodies: Bodies | None) -> dict[str, Any]:
         schema = {"type": "object", "required": ["inputs"], "properties": known}
         return {"openapi_extra": request_body(schema), "responses": responses(vectors.EVEN)}
     return {
-        "openapi_extra": bodies.own.openapi,
+        "openapi_extra": bodies.openapi,
         "responses": responses(bodies.own.forms, bodies.own.response),
     }
 

@@ -129,6 +129,15 @@ def test_what_does_not_change_the_model_does_not_load_it_again(folders: list[Pat
         assert (response.status_code, response.json()["error_type"]) == (413, "too_large")
 
 
+def test_limits_that_are_changed_count_at_once_also_higher_ones(folders: list[Path]) -> None:
+    body = {"inputs": TEXTS, "parameters": {"top_k": 2}}
+    low, high = Limits(max_inputs=2, max_top_k=1), Limits(max_inputs=3, max_top_k=2)
+    with live.hosted(live.plan_of(folders[0], limits=low)) as (model, url):
+        for limits, status in ((low, 413), (high, 200), (replace(high, max_top_k=1), 413)):
+            model.change(live.plan_of(folders[0], limits=limits))
+            assert httpx.post(url, json=body, timeout=30).status_code == status
+
+
 @pytest.mark.drill
 def test_a_cache_is_begun_and_ended_while_it_answers_and_is_of_one_version(
     folders: list[Path],

@@ -18,6 +18,7 @@ from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
 from serve.answers import MOST_CUT
 from serve.app import curl
+from serve.limits import Limits
 from serve.surfaces.huggingface import Shapes
 
 TEXT = "Open a socket in Paris."
@@ -273,6 +274,6 @@ def test_the_line_that_serve_prints_is_a_request_of_every_task(name: str) -> Non
     for each in options:
         task: Task = TASKS[name](["entailment", "b"], TASKS[name].options_of(each))
         *_, body = shlex.split(curl("http://127.0.0.1:8000/v1/models/own", task.examples[0]))
-        parsed = Shapes(task).parse(body.encode())
+        parsed = Shapes(task).check(json.loads(body), Limits())
         assert len(parsed.inputs) == 1
         assert json.loads(body) == {"inputs": task.examples[0]}
