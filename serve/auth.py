@@ -20,6 +20,7 @@ from typing import Any
 from bert_core import files
 from bert_core.checks import PositiveInt, check_fields
 from bert_core.errors import ConfigError, FormatError, RaybertError
+from bert_core.wording import shortened
 from serve.errors import ForbiddenError, OverloadedError, UnauthorizedError
 
 VERSION = 1
@@ -66,6 +67,10 @@ class Key:
     def is_expired(self) -> bool:
         today = datetime.now(UTC).date()
         return self.expires is not None and date.fromisoformat(self.expires) < today
+
+    def allows(self, model: str) -> bool:
+        """Whether it may use a model."""
+        return self.models is None or model in self.models
 
 
 def create(name: str, **settings: Any) -> tuple[str, Key]:
@@ -167,23 +172,27 @@ class Keys:
         self._callers: dict[str, Caller] = {}
         self.take(keys)
 
-    def admit(self, headers: Mapping[str, str], model: str | None = None) -> Caller:
-        """Whose request it is, counted.
+    def admit(
+        self, headers: Mapping[str, str], model: str | None = None, *, counts: bool = True
+    ) -> Caller:
+        """Whose request it is.
 
         Args:
             model: which is asked; None asks about the server.
+            counts: whether it counts as a request to the model.
         Raises: UnauthorizedError without a valid key; ForbiddenError for a model that the key may
             not use; OverloadedError beyond its limits.
         """
         self._look_again()
         caller = self._known(presented_key(headers))
-        allowed = caller.key.models
-        if model is not None and allowed is not None and model not in allowed:
+        if model is None:
+            return caller
+        if not caller.key.allows(model):
             raise ForbiddenError(
                 f"the key of {caller.key.name}: wanted a model that it may use "
-                f"({', '.join(allowed)}), got {model}"
+                f"({', '.join(caller.key.models or ())}), got {shortened(model)}"
             )
-        if model is not None:
+        if counts:
             caller.begin()
         return caller
 

@@ -52,9 +52,11 @@ class Status:
     status: str
 
 
-def admit(keys: Keys | None, request: Request, model: str | None) -> Caller | None:
-    """Whose request it is; None where no keys are asked for. Raises: see `Keys.admit`."""
-    return None if keys is None else keys.admit(request.headers, model)
+def admit(
+    keys: Keys | None, request: Request, model: str | None, *, counts: bool = True
+) -> Caller | None:
+    """Whose request it is; None where no keys are asked for. See `Keys.admit`."""
+    return None if keys is None else keys.admit(request.headers, model, counts=counts)
 
 
 def refused(surface: Surface, request: Request, error: Exception) -> Response:

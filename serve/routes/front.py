@@ -103,27 +103,33 @@ def list_routes(
 
     @router.get(LIST, responses=errors_of(keys))
     async def listing(request: Request) -> Listing:
-        """The models served here."""
-        admit(keys, request, None)
-        return await listing_of(models)
+        """The models served here that the key may use."""
+        caller = admit(keys, request, None)
+        return await listing_of(
+            {
+                name: model
+                for name, model in models.items()
+                if caller is None or caller.key.allows(name)
+            }
+        )
 
     errors = errors_of(keys, RequestError, NotReadyError, UnknownModelError)
 
     @router.get("/v1/models/{name}", responses=errors)
     async def card(name: str, request: Request) -> Card:
         """The card of one model."""
-        admit(keys, request, None)
+        admit(keys, request, name, counts=False)
         if name not in models:
             raise unknown_model(name, models)
         return await models[name].card()
 
     async def elsewhere(name: str, request: Request, path: str = "") -> Response:
         # Requests to a model's own application do not come here, but while it is being added.
+        admit(keys, request, None)  # the model counts the request
         if name not in models:
             raise unknown_model(name, models)
         if models[name].is_local:  # all of its paths are here
             raise HTTPException(404)
-        admit(keys, request, None)  # the model counts the request
         body = b"" if request.method == "GET" else await receive(request, limits or Limits())
         return await while_connected(request, _pass_on(request, models[name], f"/{path}", body))
 

@@ -42,7 +42,7 @@ def model_routes(
     @router.get("/", responses=errors_of(keys), tags=["model"])
     async def card(request: Request) -> Card:
         """The card of this model."""
-        admit(keys, request, None)
+        admit(keys, request, name, counts=False)
         return slot.card()
 
     @router.get("/healthz", responses=errors_of(None), tags=["model"])

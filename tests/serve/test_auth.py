@@ -208,7 +208,7 @@ def test_clients_send_their_key_and_are_refused_other_models(secured: tuple[str,
     url, key = secured
     with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         assert client.embeddings.create(input="a", model="feature-extraction").data
-        assert len(list(client.models.list())) == 2
+        assert [model.id for model in client.models.list()] == ["feature-extraction"]
     with (
         openai.OpenAI(base_url=f"{url}/v1", api_key="sk-wrong", max_retries=0) as client,
         pytest.raises(openai.AuthenticationError, match="is not known here"),
@@ -217,14 +217,37 @@ def test_clients_send_their_key_and_are_refused_other_models(secured: tuple[str,
     hub = InferenceClient(provider="hf-inference", token=key)
     model = f"{url}/v1/models/feature-extraction"
     assert hub.feature_extraction("a", model=model).shape[0] == 1
-    other = httpx.post(
-        f"{url}/v1/models/text-classification",
-        json={"inputs": "a"},
-        headers={"X-API-Key": key},
-        timeout=30,
-    )
-    assert other.status_code == 403
-    assert other.json()["error_type"] == "forbidden"
+    other = f"{url}/v1/models/text-classification"
+    for refused in (
+        httpx.post(other, json={"inputs": "a"}, headers={"X-API-Key": key}, timeout=30),
+        httpx.get(other, headers={"X-API-Key": key}, timeout=30),
+    ):
+        assert refused.status_code == 403
+        assert refused.json()["error_type"] == "forbidden"
+    card = httpx.get(f"{url}/v1/models/feature-extraction", headers={"X-API-Key": key}, timeout=30)
+    assert card.json()["id"] == "feature-extraction"
+
+
+def test_cards_are_of_the_models_that_a_key_names_and_count_as_no_request(bundle: Path) -> None:
+    key, stored = auth.create("alice", models=["docs"], requests_per_minute=1)
+    slots = {name: Slot(live.loaded(name, bundle)) for name in ("docs", "other")}
+    keys = Keys([stored])
+    for name, status in (("docs", 200), ("other", 403)):
+        with live.running(api.create_model_app(slots[name], alone=True, keys=keys)) as url:
+            for path in ("/", f"/v1/models/{name}"):
+                for _ in range(2):
+                    card = httpx.get(f"{url}{path}", headers=bearer(key), timeout=30)
+                    assert card.status_code == status
+            listing = httpx.get(f"{url}/v1/models", headers=bearer(key), timeout=30).json()
+            assert [entry["id"] for entry in listing["data"]] == ["docs"] * (status == 200)
+
+
+def test_who_has_no_key_is_not_told_which_models_there_are(secured: tuple[str, str]) -> None:
+    url, _ = secured
+    for path in ("/v1/models/nothing", "/v1/models/nothing/embed", "/v2/models/nothing/infer"):
+        response = httpx.post(f"{url}{path}", json={}, timeout=30)
+        assert response.status_code == 401
+        assert "text-classification" not in response.text
 
 
 def test_a_server_that_others_reach_wants_keys_or_a_word_that_it_shall_have_none() -> None:
