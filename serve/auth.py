@@ -7,17 +7,20 @@ and no slow hash is needed. Limits count per replica, by a bucket that refills s
 import asyncio
 import hashlib
 import hmac
+import json
 import math
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
-from typing import Any
+from typing import Any, ClassVar
 
-from bert_core import files
+import pydantic
+
+from bert_core import conditional, files
 from bert_core.checks import PositiveInt, check_fields
 from bert_core.errors import ConfigError, FormatError, RaybertError
 from bert_core.wording import shortened
@@ -34,6 +37,8 @@ _NOBODY = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
 @dataclass(frozen=True, kw_only=True)
 class Key:
     """A key as it is stored."""
+
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = {"extra": "forbid"}
 
     name: str
     """Whose it is; the public part of the key."""
@@ -73,6 +78,9 @@ class Key:
         return self.models is None or model in self.models
 
 
+_KEYS = pydantic.TypeAdapter(list[Key])
+
+
 def create(name: str, **settings: Any) -> tuple[str, Key]:
     """A new key, which is shown only now, and what is stored of it. Raises: ConfigError."""
     secret = secrets.token_urlsafe(32)
@@ -87,21 +95,48 @@ def read_keys(path: str) -> list[Key]:
             f"keys: wanted a file of keys, got nothing at {path}: make one with "
             f"`raybert serve keys create NAME --keys {path}`"
         )
+    return _parsed(path, files.read_bytes(path))
+
+
+def change_keys(path: str, change: Callable[[list[Key]], list[Key]]) -> None:
+    """Replace the keys in a file, or none, by what `change` makes of them.
+
+    If another process writes the file meanwhile, `change` is called again on what it wrote.
+    Raises: FormatError if it is no such file; ConfigError where the storage has no conditional
+        writes; what `change` raises.
+    """
+    written = None
+    while written is None:
+        try:
+            data, tag = conditional.read_tagged(path)
+        except FileNotFoundError:
+            written = conditional.create(path, _packed(change([])))
+        else:
+            written = conditional.replace_if(path, _packed(change(_parsed(path, data))), tag)
+
+
+def _parsed(path: str, data: bytes) -> list[Key]:
     try:
-        content = files.read_json(path)
+        content = json.loads(data)
         if content["version"] != VERSION:
             raise FormatError(
                 f"{path}: wanted keys of version {VERSION}, got {content['version']}: update "
                 "raybert"
             )
-        return [Key(**entry) for entry in content["keys"]]
+        return _KEYS.validate_python(content["keys"])
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(["keys", *map(str, first["loc"])])
+        raise FormatError(
+            f"{path}: wanted a file of keys, got another {where} ({first['msg']})"
+        ) from error
     except (ValueError, TypeError, KeyError) as error:
         raise FormatError(f"{path}: wanted a file of keys, got something else ({error})") from error
 
 
-def write_keys(path: str, keys: Sequence[Key]) -> None:
-    """Write the file, complete or not at all."""
-    files.write_json(path, {"version": VERSION, "keys": [asdict(key) for key in keys]})
+def _packed(keys: Sequence[Key]) -> bytes:
+    content = {"version": VERSION, "keys": [asdict(key) for key in keys]}
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 @dataclass

@@ -23,7 +23,8 @@ from bert_core.wording import nearest, shown
 from serve.hosts import is_loopback
 from serve.limits import Limits
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Of a model."""
 _BETWEEN = re.compile(r",\s*|\s+(?=[^\s=/]+=)")
 """Commas, and white space before another name: a path may have spaces."""
 
@@ -263,7 +264,7 @@ def models_of(config: ServeConfig) -> dict[str, ModelConfig]:
 
 def _of_table(config: ServeConfig, name: str, table: Any) -> ModelConfig:
     where = f"models.{name}"
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ConfigError(
             f"{where}: wanted a name of letters, digits, dots, dashes and underscores, got {name!r}"
         )
@@ -321,7 +322,7 @@ def parse_models(models: list[str] | str) -> dict[str, str]:
     references: dict[str, str] = {}
     for entry in entries:
         name, equals, reference = (part.strip() for part in entry.partition("="))
-        if not (equals and reference and _NAME.fullmatch(name)):
+        if not (equals and reference and NAME.fullmatch(name)):
             raise ConfigError(
                 "models: wanted name=reference, as in docs=models:/docs@champion, with a name of "
                 f"letters, digits, dots, dashes and underscores, got {entry!r}"

@@ -7,6 +7,7 @@ from bert_core import files
 from bert_core.checks import PositiveInt, check_fields
 from bert_core.errors import ConfigError
 from serve import auth
+from serve.config import NAME
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +37,41 @@ class KeysConfig:
 
 
 def run(config: KeysConfig) -> None:
-    """Raises: ConfigError for a name that exists already, or does not."""
-    keys = auth.read_keys(config.keys) if files.exists(config.keys) else []
+    """Raises: ConfigError for a name that exists already, or does not, for what is no name of a
+    model, or for a day in the past."""
     if config.what == "list":
+        keys = auth.read_keys(config.keys) if files.exists(config.keys) else []
         for key in keys:
             print(_line(key))
         return
-    assert config.name is not None
+    name = config.name
+    assert name is not None
     if config.what == "revoke":
-        auth.write_keys(config.keys, auth.without(keys, config.name))
-        print(f"revoked the key of {config.name}: servers refuse it within {auth.REREAD_S:.0f} s")
+        auth.change_keys(config.keys, lambda keys: auth.without(keys, name))
+        print(f"revoked the key of {name}: servers refuse it within {auth.REREAD_S:.0f} s")
         return
     shown, key = auth.create(
-        config.name,
-        models=None if config.models is None else config.models.split(","),
+        name,
+        models=None if config.models is None else _names(config.models),
         expires=config.expires,
         requests_per_minute=config.requests_per_minute,
         tokens_per_minute=config.tokens_per_minute,
     )
-    auth.write_keys(config.keys, auth.added(keys, key))
+    if key.is_expired:
+        raise ConfigError(f"expires: wanted today or a later day, in UTC, got {key.expires}")
+    auth.change_keys(config.keys, lambda keys: auth.added(keys, key))
     print(f"the key of {key.name}, which is shown only now:\n{shown}")
+
+
+def _names(models: str) -> list[str]:
+    names = [name.strip() for name in models.split(",")]
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise ConfigError(
+                "models: wanted names of models, comma-separated, of letters, digits, dots, dashes "
+                f"and underscores, got {name!r}: leave it out to allow all"
+            )
+    return names
 
 
 def _line(key: auth.Key) -> str:

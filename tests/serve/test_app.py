@@ -390,7 +390,7 @@ def test_models_in_one_process_ask_for_keys_by_https_and_leave_nothing_when_it_i
     bundle: Path, tmp_path: Path
 ) -> None:
     key, stored = auth.create("alice")
-    auth.write_keys(str(tmp_path / "keys.json"), [stored])
+    auth.change_keys(str(tmp_path / "keys.json"), lambda _: [stored])
     chain, pem = live.certificate(tmp_path)
     (port,) = free_ports(1)
     models = ",".join(f"m{number}={bundle}" for number in range(5))

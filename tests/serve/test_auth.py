@@ -5,6 +5,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def test_a_key_is_made_shown_once_listed_and_revoked(
 ) -> None:
     file = tmp_path / "keys.json"
     made = raybert(
-        capsys, "create", "alice", f"--keys={file}", "--models=docs", f"--expires={day(30)}",
+        capsys, "create", "alice", f"--keys={file}", "--models=docs, names", f"--expires={day(30)}",
         "--requests_per_minute=60",
     )  # fmt: skip
     key = made.splitlines()[-1]
@@ -54,11 +55,12 @@ def test_a_key_is_made_shown_once_listed_and_revoked(
     raybert(capsys, "create", "bob", f"--keys={file}")
     listed = raybert(capsys, "list", f"--keys={file}").splitlines()
     assert listed == [
-        f"alice: docs; 60 requests per minute; until {day(30)}",
+        f"alice: docs, names; 60 requests per minute; until {day(30)}",
         "bob: all models; no end",
     ]
     keys = Keys(auth.read_keys(str(file)))
-    assert keys.admit(bearer(key), "docs").key.name == "alice"
+    for model in ("docs", "names"):
+        assert keys.admit(bearer(key), model).key.name == "alice"
     raybert(capsys, "revoke", "alice", f"--keys={file}")
     with pytest.raises(UnauthorizedError, match="not known here"):
         Keys(auth.read_keys(str(file))).admit(bearer(key), "docs")
@@ -74,6 +76,10 @@ def test_a_key_is_made_shown_once_listed_and_revoked(
         (["revoke", "bob"], "there is no key of 'bob', there are: alice"),
         (["create", "bob", "--expires=tomorrow"], "expires: wanted a date such as 2027-01-31"),
         (["create", "bob", "--tokens_per_minute=0"], "tokens_per_minute: wanted at least 1"),
+        (["create", "bob", f"--expires={day(-1)}"], "expires: wanted today or a later day, in UTC"),
+        (["create", "bob", "--models="], "models: wanted names of models, comma-separated"),
+        (["create", "bob", "--models=docs,,names"], "models: wanted names of models"),
+        (["create", "bob", '--models=["docs"]'], "models: wanted names of models"),
         (["make", "bob"], "what"),
     ],
 )
@@ -91,7 +97,18 @@ def test_what_cannot_be_done_with_keys_is_told(
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"version": 2, "keys": []}', '{"version": 1, "keys": [{"a": 1}]}']
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 2, "keys": []}',
+        '{"version": 1, "keys": [{"a": 1}]}',
+        '{"version": 1, "keys": [{"name": "a", "sha256": "0", "models": "docs-internal"}]}',
+        '{"version": 1, "keys": [{"name": "a", "sha256": "0", "requests_per_minute": "many"}]}',
+        '{"version": 1, "keys": [{"name": "a", "sha256": "0", "request_per_minute": 5}]}',
+        '{"version": 1, "keys": [{"name": "a", "sha256": "0", "expires": "never"}]}',
+    ],
 )
 def test_a_file_that_holds_no_keys_is_named(tmp_path: Path, content: str) -> None:
     file = tmp_path / "keys.json"
@@ -100,6 +117,24 @@ def test_a_file_that_holds_no_keys_is_named(tmp_path: Path, content: str) -> Non
         auth.read_keys(str(file))
     with pytest.raises(ConfigError, match="raybert serve keys create NAME"):
         auth.read_keys(str(tmp_path / "none.json"))
+
+
+def test_keys_that_are_made_and_revoked_at_the_same_time_are_all_as_they_were_left(
+    tmp_path: Path,
+) -> None:
+    file = str(tmp_path / "keys.json")
+    made = [auth.create(f"caller{number}")[1] for number in range(8)]
+    auth.change_keys(file, lambda keys: made[:4])
+
+    def change(number: int) -> None:
+        if number < 4:
+            auth.change_keys(file, lambda keys: auth.without(keys, f"caller{number}"))
+        else:
+            auth.change_keys(file, lambda keys: auth.added(keys, made[number]))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(change, range(8)))
+    assert {key.name for key in auth.read_keys(file)} == {f"caller{n}" for n in range(4, 8)}
 
 
 def test_who_may_not_ask_is_told_why() -> None:
@@ -145,11 +180,11 @@ def test_a_replica_takes_what_changes_in_the_file(
     file = str(tmp_path / "keys.json")
     one, first = auth.create("one")
     two, second = auth.create("two")
-    auth.write_keys(file, [first])
+    auth.change_keys(file, lambda _: [first])
 
     async def scenario() -> None:
         keys = Keys([first], file)
-        auth.write_keys(file, [second])
+        auth.change_keys(file, lambda _: [second])
         deadline_s = time.monotonic() + 10
         while True:
             await asyncio.sleep(0.02)
@@ -261,7 +296,7 @@ def test_a_server_that_others_reach_wants_keys_or_a_word_that_it_shall_have_none
 
 def test_keys_survive_the_file(tmp_path: Path) -> None:
     _, stored = auth.create("a", models=["x"], expires=day(3), tokens_per_minute=5)
-    auth.write_keys(str(tmp_path / "k.json"), [stored])
+    auth.change_keys(str(tmp_path / "k.json"), lambda _: [stored])
     assert auth.read_keys(str(tmp_path / "k.json")) == [stored]
     assert isinstance(json.loads((tmp_path / "k.json").read_text())["keys"][0], dict)
     assert Key(**json.loads((tmp_path / "k.json").read_text())["keys"][0]) == stored
