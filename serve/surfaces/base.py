@@ -7,6 +7,7 @@ same paths at the root on to a model.
 
 import json
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -18,7 +19,7 @@ from fastapi import Request, Response
 from bert_core.checks import Range, ranges_of
 from bert_core.errors import InputError
 from bert_core.tasks.base import Parameters
-from bert_core.wording import as_json, nearest, one_of, shown
+from bert_core.wording import as_json, nearest, one_of, shortened, shown
 from serve.accept import chosen
 from serve.answers import Answered
 from serve.auth import Caller
@@ -321,6 +322,15 @@ def check_top_k(values: Mapping[str, Any], limits: Limits) -> None:
     top_k = values.get("top_k")
     if isinstance(top_k, int) and top_k > limits.max_top_k:
         raise TooLargeError(f"top_k: wanted at most {limits.max_top_k}, got {top_k}: ask for fewer")
+
+
+def check_distinct(where: str, names: Sequence[str]) -> None:
+    """Raises: RequestError for a name that is there again, whose value would be lost."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise RequestError(
+                f"{where}: wanted different names, got {shortened(name)!r} {count} times"
+            )
 
 
 def headers(model: Model, answered: Answered | None = None) -> dict[str, str]:

@@ -13,7 +13,17 @@ from fastapi import Response
 from bert_core.tasks.base import Task
 from bert_core.wording import shown
 from serve.errors import RequestError
-from serve.surfaces.base import Body, Call, Endpoint, Probe, Surface, as_bad_request, json_response
+from serve.surfaces.base import (
+    Body,
+    Call,
+    Endpoint,
+    Probe,
+    Surface,
+    as_bad_request,
+    check_distinct,
+    json_response,
+)
+from serve.surfaces.vectors import check_one_vector
 
 FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
 
@@ -54,6 +64,7 @@ async def invoke(call: Call) -> Response:
     task = call.model.task
     if request.dataframe_split is not None:
         split = request.dataframe_split
+        check_distinct("dataframe_split.columns", split.columns)
         for number, row in enumerate(split.data):
             if len(row) != len(split.columns):
                 raise RequestError(
@@ -67,7 +78,9 @@ async def invoke(call: Call) -> Response:
     if not isinstance(rows, list) or not rows:
         raise RequestError(f"{forms[0]}: wanted a list of at least one row, got {shown(rows)}")
     parameters = call.parameters(task.name, request.params or {})
-    answered = await call.answer(None, [_input(task, row) for row in rows], parameters)
+    inputs = [_input(task, row) for row in rows]
+    check_one_vector(task, inputs, parameters)
+    answered = await call.answer(None, inputs, parameters)
     return await call.respond(
         answered,
         lambda: {"predictions": [_record(task, parameters, each) for each in answered.answers]},

@@ -30,11 +30,13 @@ from serve.surfaces.base import (
     Probe,
     Surface,
     as_bad_request,
+    check_distinct,
     cuts_of,
     headers,
     json_response,
     read,
 )
+from serve.surfaces.vectors import check_one_vector
 
 HEADER = "Inference-Header-Content-Length"
 """Length of the JSON before raw tensors."""
@@ -130,6 +132,7 @@ async def infer(call: Call) -> Response:
     """The task's columns for each row of the input tensors."""
     request, texts = await call.model.off_loop(_request, call)
     task = call.model.task
+    check_distinct("inputs", [tensor.name for tensor in request.inputs])
     rows = _rows(
         task, {tensor.name: text for tensor, text in zip(request.inputs, texts, strict=True)}
     )
@@ -141,6 +144,7 @@ async def infer(call: Call) -> Response:
     if values.get("encoding_format") == "base64":
         raise RequestError("encoding_format: wanted none, since tensors hold numbers: leave it out")
     parameters = call.parameters(task.name, values)
+    check_one_vector(task, rows, parameters)
     # The body says which tensors are raw.
     answered = await call.answer(None, rows, parameters, forms=())
 

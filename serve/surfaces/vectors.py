@@ -17,7 +17,7 @@ import pyarrow as pa
 from fastapi import Response
 
 from bert_core.data.ragged import offsets_of
-from bert_core.tasks.base import Parameters
+from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.feature_extraction import (
     FeatureExtraction,
     FeatureExtractionOptions,
@@ -26,7 +26,7 @@ from bert_core.tasks.feature_extraction import (
 )
 from bert_core.tasks.sparse_embedding import SparseEmbedding
 from serve.answers import Answered
-from serve.errors import NotAcceptableError
+from serve.errors import NotAcceptableError, RequestError
 from serve.model import Model
 from serve.surfaces.base import JSON, Call, Encoded
 
@@ -94,6 +94,23 @@ async def embed_sparse(
         return await call.respond(answered, lambda: answered.answers)
     make = partial(_arrow, call.model, lambda: _entries(answered.answers))
     return await call.send(answered, make, ARROW)
+
+
+def check_one_vector(task: Task, rows: Sequence[Any], parameters: Parameters | None) -> None:
+    """Raises: RequestError if an input has several vectors, for answers with a place for one."""
+    if task.name not in FORMS:
+        return
+    if getattr(parameters, "per_token", False):
+        raise RequestError(
+            "per_token: wanted none, since a row of this answer has one vector: leave it out, or "
+            "ask at the model's URL"
+        )
+    for number, row in enumerate(rows):
+        if isinstance(row, Mapping) and row.get("text_pair") is not None:
+            raise RequestError(
+                f"inputs[{number}]: wanted one text, since a row of this answer has one vector, "
+                "got a text_pair too: make it a row, or ask at the model's URL"
+            )
 
 
 def vectors_of(answers: Sequence[Any]) -> Any:

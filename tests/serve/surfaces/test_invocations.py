@@ -57,6 +57,10 @@ def test_ping_answers(front: str) -> None:
         ({"inputs": []}, "inputs: wanted a list of at least one row"),
         ({"dataframe_split": {"columns": ["text"], "data": [[]]}}, "wanted 1 cells"),
         ({"inputs": {"text": ["a"], "text_pair": []}}, "columns of the same length"),
+        (
+            {"dataframe_split": {"columns": ["text", "text"], "data": [["a", "b"]]}},
+            "dataframe_split.columns: wanted different names, got 'text' 2 times",
+        ),
         ({"inputs": TEXTS, "params": {"topk": 1}}, "did you mean top_k"),
     ],
 )
@@ -68,3 +72,18 @@ def test_a_wrong_body_is_an_error_in_mlflows_shape(
     told = response.json()
     assert told["error_code"] == "INVALID_PARAMETER_VALUE"
     assert message in told["message"]
+
+
+@pytest.mark.parametrize("name", ["feature-extraction", "sparse-embedding"])
+def test_a_row_with_several_vectors_is_refused_as_a_record_has_one(front: str, name: str) -> None:
+    url = f"{front}/v1/models/{name}/invocations"
+    pair = {"inputs": ["a", {"text": "a", "text_pair": "b"}]}
+    refused = {"inputs[1]: wanted one text": pair}
+    if name == "feature-extraction":
+        refused["per_token: wanted none"] = {"inputs": ["a"], "params": {"per_token": True}}
+    for message, body in refused.items():
+        response = httpx.post(url, json=body, timeout=30)
+        assert response.status_code == 400
+        assert message in response.json()["message"]
+    single = {"inputs": ["a", {"text": "a", "text_pair": None}]}
+    assert len(httpx.post(url, json=single, timeout=30).json()["predictions"]) == 2

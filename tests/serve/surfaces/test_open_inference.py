@@ -174,3 +174,24 @@ def test_what_was_cut_is_a_parameter_of_the_answer(client: Any) -> None:
     assert (
         "parameters" not in client.infer(name, [tensor("text", ["a"], binary=True)]).get_response()
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "parameters", "message"),
+    [
+        (["text", "text"], {}, "inputs: wanted different names, got 'text' 2 times"),
+        (["text", "text_pair"], {}, "inputs[0]: wanted one text, since a row of this answer has"),
+        (["text"], {"per_token": True}, "per_token: wanted none, since a row of this answer has"),
+    ],
+)
+def test_what_a_tensor_of_vectors_has_no_place_for_is_refused(
+    front: str, names: list[str], parameters: dict[str, Any], message: str
+) -> None:
+    tensors = [{"name": name, "shape": [1], "datatype": "BYTES", "data": ["a"]} for name in names]
+    response = httpx.post(
+        f"{front}/v2/models/feature-extraction/infer",
+        json={"inputs": tensors, "parameters": parameters},
+        timeout=30,
+    )
+    assert response.status_code == 400
+    assert message in response.json()["error"]
