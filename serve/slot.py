@@ -10,13 +10,12 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from bert_core.tasks.base import Parameters
 from serve.answers import Answered
-from serve.auth import presented_key
 from serve.comparison import Pairing, Report, Tally, compared
 from serve.model import Model
 from serve.observing import NO_RECORDER, Recorder, Snapshot
@@ -129,13 +128,10 @@ class Challenger:
             version=model.version, digest=model.digest, mode=self.mode, share=self.share
         )
 
-    def takes(self, headers: Mapping[str, str]) -> bool:
-        """Whether the candidate answers this caller. Those who do not say who they are get the
-        model itself."""
-        if self.mode != "split":
-            return False
-        caller = presented_key(headers) or headers.get(CALLER)
-        if caller is None:
+    def takes(self, caller: str | None) -> bool:
+        """Whether the candidate answers this caller: its key, or what it calls itself. Those who do
+        not say who they are get the model itself."""
+        if self.mode != "split" or caller is None:
             return False
         number = int.from_bytes(hashlib.sha256(caller.encode()).digest()[:8])
         return number < self.share * 2**64

@@ -23,7 +23,8 @@ from bert_core.predictor import Predictor
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.feature_extraction import FeatureExtractionParameters
 from bert_core.tasks.text_classification import TextClassification
-from serve import api
+from serve import api, auth
+from serve.auth import Keys
 from serve.comparison import Pairing, Tally, compared
 from serve.errors import FailedError
 from serve.following import Aim
@@ -320,8 +321,8 @@ def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
             caller = {"X-Caller": f"user {number}"}
             chosen[number] = ask(url, **caller).headers["X-Model-Digest"]
             assert ask(url, **caller).headers["X-Model-Digest"] == chosen[number]
-            key = {"Authorization": f"Bearer user {number}"}
-            assert ask(url, **key).headers["X-Model-Digest"] == chosen[number]
+            caller["Authorization"] = "Bearer what clients send to a server without keys"
+            assert ask(url, **caller).headers["X-Model-Digest"] == chosen[number]
         # Other settings of the model leave the candidate as it is.
         rival = model.slot.challenger
         model.change(live.plan_of(folders[0], candidate=candidate, limits=Limits(max_top_k=3)))
@@ -331,6 +332,25 @@ def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
         assert card(url)["candidate"]["digest"] == digests[1]
     # 60 callers at 0.4: within three standard deviations, 3.8 callers, of 24.
     assert 13 <= sum(digest == digests[1] for digest in chosen.values()) <= 35
+
+
+def test_a_split_is_by_key_where_the_server_asks_for_keys(folders: list[Path]) -> None:
+    made = [auth.create(f"caller{number}") for number in range(20)]
+    keys = Keys([stored for _, stored in made])
+    candidate = Candidate(source=live.plan_of(folders[1]).source, share=0.5, mode="split")
+    model = HostedModel(live.plan_of(folders[0], candidate=candidate))
+    with live.running(api.create_model_app(model.slot, alone=True, keys=keys)) as url:
+        try:
+            live.eventually(lambda: model.slot.challenger is not None)
+            chosen = []
+            for key, _ in made:
+                bearer = {"Authorization": f"Bearer {key}"}
+                chosen.append(ask(url, **bearer).headers["X-Model-Digest"])
+                others = ask(url, **bearer, **{"X-Caller": made[0][0]})
+                assert others.headers["X-Model-Digest"] == chosen[-1]
+        finally:
+            model.close()
+    assert set(chosen) == {bundle_digest(folder) for folder in folders}  # but for one in 2**19
 
 
 @pytest.mark.drill
