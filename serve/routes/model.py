@@ -61,17 +61,20 @@ def model_routes(
         for endpoint in surface.endpoints:
             if endpoint.path in without:
                 continue
-            router.add_api_route(
-                endpoint.path or ("" if prefix else "/"),
-                _handler(slot, keys, surface, endpoint),
-                methods=[endpoint.method],
-                include_in_schema=endpoint.task is None or endpoint.task in tasks,
-                tags=[surface.name],
-                summary=endpoint.summary or None,
-                response_model=None,
-                route_class_override=SurfaceRoute,
-                **documented(surface, endpoint, keys=keys, model=slot.model, prepared=prepared),
-            )
+            shown = endpoint.path or ("" if prefix else "/")
+            for path in dict.fromkeys([shown, endpoint.path or "/"]):  # a URL may end with a slash
+                router.add_api_route(
+                    path,
+                    _handler(slot, keys, surface, endpoint),
+                    methods=[endpoint.method],
+                    include_in_schema=path == shown
+                    and (endpoint.task is None or endpoint.task in tasks),
+                    tags=[surface.name],
+                    summary=endpoint.summary or None,
+                    response_model=None,
+                    route_class_override=SurfaceRoute,
+                    **documented(surface, endpoint, keys=keys, model=slot.model, prepared=prepared),
+                )
     return router
 
 

@@ -327,6 +327,26 @@ def test_the_front_lists_and_asks_every_model_and_survives_one_that_is_down(
     assert "feature-extraction, and gone did not say what it is for" in came["error"]
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_models_url_may_end_with_a_slash(
+    model: Model, runner: asyncio.Runner, *, alone: bool
+) -> None:
+    slot = Slot(model)
+    app = api.create_model_app(slot, alone=True)
+    if not alone:
+        app = api.create_front_app({"docs": api.LocalModel(slot)})
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
+    for ending in ("", "/"):
+        url = f"/v1/models/docs{ending}"
+        assert runner.run(client.post(url, json={"inputs": "a"})).status_code == 200
+        assert runner.run(client.get(url)).json()["id"] == "docs"
+    assert "/v1/models/docs/" not in {
+        path
+        for path, methods in runner.run(client.get("/openapi.json")).json()["paths"].items()
+        if "post" in methods
+    }
+
+
 NAMING = '{"model": "other", "inputs": "a", "options": OPTIONS}'
 
 
