@@ -3,7 +3,6 @@
 No client's API has it. A request costs one pass of at most `MOST_TOKENS` tokens, beside the queue.
 """
 
-import asyncio
 import time
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,7 +14,7 @@ from fastapi import Response
 from bert_core.data.windows import ids_of
 from bert_core.inspection import attention
 from bert_core.scores import TorchBackend
-from serve.errors import DeadlineError, Error, RequestError, TooLargeError
+from serve.errors import Error, RequestError, TooLargeError
 from serve.observing import Spent, seen
 from serve.surfaces import huggingface
 from serve.surfaces.base import Body, Call, Endpoint, Ignored, Surface, headers
@@ -84,16 +83,7 @@ async def attend(call: Call) -> Response:
         return len(answer.tokens), orjson.dumps(answer)
 
     began_s = time.perf_counter()
-    limit_s = call.model.limits.deadline_s if call.deadline_s is None else call.deadline_s
-    try:
-        async with asyncio.timeout(limit_s):
-            tokens, body = await call.model.off_loop(compute, is_long=True)
-    except TimeoutError as error:
-        raise DeadlineError(
-            f"wanted the attention within {limit_s:g} s, the request has waited longer: try again"
-        ) from error
-    if call.caller is not None:
-        call.caller.charge(tokens)
+    tokens, body = await call.beside_queue(compute, is_long=True)
     seen(call.request).spent = Spent(
         tokens=tokens, tokenize_s=0.0, queue_s=0.0, compute_s=time.perf_counter() - began_s
     )

@@ -5,6 +5,7 @@ nor where a model runs. `serve.api` mounts every surface under each model, and t
 same paths at the root on to a model.
 """
 
+import asyncio
 import json
 import time
 from collections import Counter
@@ -24,6 +25,7 @@ from serve.accept import chosen
 from serve.answers import Answered
 from serve.auth import Caller
 from serve.errors import (
+    DeadlineError,
     NotAcceptableError,
     NotJSONError,
     RequestError,
@@ -136,6 +138,27 @@ class Call:
         seen(self.request).spent = spent
         add_spans(self.model.name, self.model.version_label, spent, began_ns)
         return answered
+
+    async def beside_queue(
+        self, work: Callable[[], tuple[int, bytes]], *, is_long: bool
+    ) -> tuple[int, bytes]:
+        """What `work` returns: tokens, which count for the key, and a body.
+
+        It runs off the event loop, without a place in the queue.
+        Raises: DeadlineError; what `work` raises.
+        """
+        limit_s = self.model.limits.deadline_s if self.deadline_s is None else self.deadline_s
+        try:
+            async with asyncio.timeout(limit_s):
+                tokens, body = await self.model.off_loop(work, is_long=is_long)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"wanted an answer within {limit_s:g} s, the request has waited longer: send less "
+                "at once, or allow more time"
+            ) from error
+        if self.caller is not None:
+            self.caller.charge(tokens)
+        return tokens, body
 
     def parameters(self, task: str, values: Mapping[str, Any]) -> Parameters:
         """Parameters of a task by name; those that are None keep their defaults.

@@ -303,9 +303,10 @@ async def tokenize(call: Call) -> Response:
     check_count(texts, call.model.limits)
     inner = call.model.predictor.bundle.tokenizer.inner
 
-    def tokens() -> bytes:
+    def tokens() -> tuple[int, bytes]:
         encodings = inner.encode_batch(texts, add_special_tokens=request.add_special_tokens)
-        check_tokens(sum(map(len, encodings)), call.model.limits)
+        count = sum(map(len, encodings))
+        check_tokens(count, call.model.limits)
         content = [
             [
                 {
@@ -325,9 +326,9 @@ async def tokenize(call: Call) -> Response:
             ]
             for encoding in encodings
         ]
-        return orjson.dumps(content)
+        return count, orjson.dumps(content)
 
-    body = await call.model.off_loop(tokens, is_long=call.is_long)
+    _, body = await call.beside_queue(tokens, is_long=call.is_long)
     return Response(body, 200, headers(call.model), "application/json")
 
 
@@ -338,7 +339,8 @@ async def decode(call: Call) -> Response:
     is_one = all(isinstance(each, int) for each in request.ids)
     lists: list[Any] = [request.ids] if is_one else request.ids
     check_count(lists, call.model.limits)
-    check_tokens(sum(map(len, lists)), call.model.limits)
+    count = sum(map(len, lists))
+    check_tokens(count, call.model.limits)
     inner = call.model.predictor.bundle.tokenizer.inner
     size = inner.get_vocab_size()
     unknown = next((token for ids in lists for token in ids if token >= size), None)
@@ -348,11 +350,11 @@ async def decode(call: Call) -> Response:
             "that /tokenize gives"
         )
 
-    def texts() -> bytes:
+    def texts() -> tuple[int, bytes]:
         skip = request.skip_special_tokens
-        return orjson.dumps(inner.decode_batch(lists, skip_special_tokens=skip))
+        return count, orjson.dumps(inner.decode_batch(lists, skip_special_tokens=skip))
 
-    body = await call.model.off_loop(texts, is_long=call.is_long)
+    _, body = await call.beside_queue(texts, is_long=call.is_long)
     return Response(body, 200, headers(call.model), "application/json")
 
 

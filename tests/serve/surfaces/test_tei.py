@@ -1,5 +1,6 @@
 """LlamaIndex, Haystack and plain requests of TEI's routes against a live server."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInfer
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 
 from bert_core.predictor import Predictor
+from serve import api, auth
+from serve.auth import Keys
+from serve.slot import Slot
+from tests.serve import live
 
 TEXTS = ["Parse a string.", "Open a socket on a port and listen.", "A fox."]
 QUERY = "Open a port."
@@ -228,3 +233,38 @@ def test_errors_have_teis_shape(
 def test_what_is_no_json_object_of_unicode_is_refused(front: str, path: str, body: bytes) -> None:
     response = httpx.post(f"{front}{path}", content=body, timeout=30)
     assert response.status_code in (400, 422)
+
+
+ASIDE: dict[str, dict[str, Any]] = {
+    "/tokenize": {"inputs": "a socket in Paris"},
+    "/decode": {"ids": [5, 6, 7, 8, 9, 10]},
+}
+
+
+@pytest.mark.parametrize("path", ASIDE)
+def test_tokens_that_no_pass_reads_count_for_the_key(bundles: dict[str, Path], path: str) -> None:
+    key, stored = auth.create("alice", tokens_per_minute=5)
+    headers = {"Authorization": f"Bearer {key}"}
+    with live.fronted({VECTORS: bundles[VECTORS]}, keys=Keys([stored])) as url:
+        statuses = [
+            httpx.post(f"{url}{path}", json=ASIDE[path], headers=headers, timeout=30).status_code
+            for _ in range(2)
+        ]
+    assert statuses == [200, 429]
+
+
+@pytest.mark.parametrize("path", ASIDE)
+def test_what_takes_no_place_in_the_queue_keeps_to_the_deadline(
+    bundles: dict[str, Path], path: str
+) -> None:
+    model = live.loaded(VECTORS, bundles[VECTORS])
+    is_free = threading.Event()
+    with live.running(api.create_model_app(Slot(model), alone=True)) as url:
+        model._texts.submit(is_free.wait)  # as a long text does
+        try:
+            headers = {"X-Request-Timeout-Ms": "200"}
+            response = httpx.post(f"{url}{path}", json=ASIDE[path], headers=headers, timeout=30)
+        finally:
+            is_free.set()
+    assert response.status_code == 504
+    assert "wanted an answer within 0.2 s" in response.json()["error"]
