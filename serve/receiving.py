@@ -28,9 +28,11 @@ async def receive(request: Request, limits: Limits) -> bytes:
     Raises: TooLargeError, SlowRequestError, MediaTypeError; ClosedError if the client is gone.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in TEXT_TYPES and request.method == "POST":
+    # A page may also post without a type, as programs do: those send no Origin.
+    is_of_page = kind in TEXT_TYPES or (not kind and "origin" in request.headers)
+    if is_of_page and request.method == "POST":
         raise MediaTypeError(
-            f"content-type: wanted application/json, got {kind}: send the header "
+            f"content-type: wanted application/json, got {kind or 'none'}: send the header "
             "Content-Type: application/json"
         )
     declared = whole_number(request.headers.get("content-length", ""))

@@ -347,6 +347,30 @@ def test_a_models_url_may_end_with_a_slash(
     }
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "application/json"}, 200),
+        ({"Content-Type": "application/json", "Origin": "http://server"}, 200),
+        ({}, 200),
+        ({"Content-Type": "application/octet-stream"}, 200),
+        ({"Origin": "http://elsewhere"}, 415),
+        ({"Origin": "http://elsewhere", "Content-Type": ""}, 415),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "Text/Plain; charset=utf-8"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": "multipart/form-data; boundary=a"}, 415),
+    ],
+)
+def test_what_a_page_elsewhere_may_post_unasked_is_refused(
+    ask: Caller, headers: dict[str, str], status: int
+) -> None:
+    for path in ("/v1/models/docs", "/v1/models/docs/predict"):
+        came = ask("POST", path, content=b'{"inputs": "a"}', headers=headers)
+        assert came[0] == status
+        assert status == 200 or "content-type: wanted application/json" in came[1]["error"]
+
+
 NAMING = '{"model": "other", "inputs": "a", "options": OPTIONS}'
 
 
