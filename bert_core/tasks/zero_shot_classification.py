@@ -20,12 +20,14 @@ from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import softmax
-from bert_core.wording import nearest
+from bert_core.wording import nearest, shortened
 
 if TYPE_CHECKING:
     from bert_core.objectives.classification import Classification
 
 TEMPLATE = "This example is {}."
+MOST_CHARACTERS = 500
+"""Of a template."""
 INFERENCE_LABELS = ("contradiction", "entailment", "neutral")
 """The labels of a model that nothing is known of yet."""
 
@@ -58,7 +60,7 @@ class ZeroShotOptions(Options):
     candidate_labels: list[str] | None = None
     """Labels to choose from; an evaluation needs all labels of its rows here."""
     hypothesis_template: str = TEMPLATE
-    """What a label says of the text, with `{}` for the label."""
+    """What a label says of the text, with `{}` for the label, once; at most 500 characters."""
     multi_label: bool = False
     """Whether each label applies or not by itself; otherwise the scores of all labels sum to 1."""
 
@@ -74,8 +76,8 @@ class ZeroShotParameters(CuttingParameters):
     candidate_labels: list[str] | None = None
     """Labels to choose from; None takes those of the option."""
     hypothesis_template: str | None = None
-    """What a label says of the text, with `{}` for the label; None takes that of the option, by
-    default `This example is {}.`"""
+    """What a label says of the text, with `{}` for the label, once; at most 500 characters. None
+    takes that of the option, by default `This example is {}.`"""
     multi_label: bool | None = None
     """Whether each label applies or not by itself; otherwise the scores of all labels sum to 1.
     None does as the option says."""
@@ -355,9 +357,14 @@ def _check_template(template: str | None) -> None:
         fields = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
     except ValueError:
         fields = []
-    # NOTE: a width, as in `{:>1000000000}`, would fill the memory.
-    if fields != [("", "", None)] and set(fields) != {("0", "", None)}:
+    # NOTE: a width, as in `{:>1000000000}`, would fill the memory, and so would many places.
+    if fields not in ([("", "", None)], [("0", "", None)]):
         raise InputError(
-            f"hypothesis_template: wanted a text with {{}} where the label goes, such as "
-            f"{TEMPLATE!r}, got {template!r}"
+            f"hypothesis_template: wanted a text with {{}} where the label goes, once, such as "
+            f"{TEMPLATE!r}, got {shortened(template)!r}"
+        )
+    if len(template) > MOST_CHARACTERS:
+        raise InputError(
+            f"hypothesis_template: wanted at most {MOST_CHARACTERS} characters, since it is read "
+            f"with every label, got {len(template)}: shorten it"
         )

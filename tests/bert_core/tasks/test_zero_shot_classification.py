@@ -43,14 +43,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
-@pytest.mark.parametrize("template", ["This example is {}.", "about {} {}"])
+@pytest.mark.parametrize("template", ["This example is {}.", "about {0}"])
 @pytest.mark.parametrize("labels", [LABELS, LABELS[:1]], ids=len)
 def test_answers_are_those_of_transformers_pipeline_and_only_the_text_is_cut(
     folder: Path, multi_label: bool, template: str, labels: list[str]
 ) -> None:
     peer: Any = pipeline("zero-shot-classification", model=str(folder), device="cpu")
     peer.tokenizer.model_max_length = 40
-    template = template.replace("{} {}", "{0} {0}")
     parameters = ZeroShotParameters(
         candidate_labels=labels, hypothesis_template=template, multi_label=multi_label,
         truncation=True,
@@ -144,6 +143,8 @@ def test_a_model_that_does_not_infer_is_refused(
         ({"hypothesis_template": "about {!r}"}, r"wanted a text with {} where the label goes"),
         ({"hypothesis_template": "about {} {0}"}, r"wanted a text with {} where the label goes"),
         ({"hypothesis_template": "about {} {}"}, r"wanted a text with {} where the label goes"),
+        ({"hypothesis_template": "about {0} {0}"}, r"wanted a text with {} where the label goes"),
+        ({"hypothesis_template": "{}" + "a" * 499}, r"wanted at most 500 characters.* got 501"),
     ],
 )
 def test_labels_and_templates_that_are_none_are_refused(
