@@ -23,7 +23,7 @@ from bert_core.errors import ConfigError, FormatError, InputError, ResourceError
 from bert_core.model.attention import packing
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.scores import Backend, Precision, TorchBackend
-from bert_core.tasks.base import Parameters, Task
+from bert_core.tasks.base import Parameters, Task, check_length
 from bert_core.tasks.catalog import TASKS, also
 from bert_core.tasks.fill_mask import FillMask
 from bert_core.tasks.shapes import Row, as_row
@@ -168,13 +168,7 @@ class Predictor:
             rows, self.bundle.tokenizer, self.max_length, parameters=parameters
         )
         for window in windows:
-            longest = max(map(len, window.ids))
-            if longest > self.max_length:
-                raise InputError(
-                    f"inputs[{window.row}]: wanted at most {self.max_length} tokens including "
-                    f"special ones, the model's maximum, got {longest}: set the parameter "
-                    f"{parameters.cut_by} to have it cut, or split the text"
-                )
+            check_length(window.row, max(map(len, window.ids)), self.max_length, parameters)
         return windows
 
     def forward(self, windows: Sequence[Window]) -> list[np.ndarray]:

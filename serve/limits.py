@@ -83,12 +83,16 @@ def check_candidates(masks: int, parameters: object, limits: Limits) -> None:
         )
 
 
-def check_tokens(tokens: int, limits: Limits) -> None:
-    """Raises: TooLargeError for more tokens than a request may have."""
+def check_tokens(tokens: int, limits: Limits, *, at_least: bool = False) -> None:
+    """Raises: TooLargeError for more tokens than a request may have.
+
+    Args:
+        at_least: whether there may be more of them than these.
+    """
     if tokens > limits.max_request_tokens:
         raise TooLargeError(
-            f"inputs: wanted at most {limits.max_request_tokens} tokens per request, got {tokens}: "
-            "send several requests, or shorter texts"
+            f"inputs: wanted at most {limits.max_request_tokens} tokens per request, got "
+            f"{'at least ' * at_least}{tokens}: send several requests, or shorter texts"
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 
+from bert_core.batches import PAD_MULTIPLE
 from bert_core.bundle.layout import Execution
 from bert_core.data.cuts import CutPlace, places_of
 from bert_core.data.windows import Window
@@ -386,6 +387,10 @@ class Model:
 
         def encode() -> tuple[list[Any], list[Window]]:
             rows = predictor.rows(list(inputs))
+            least = PAD_MULTIPLE * predictor.task.least_windows(rows, parameters)
+            check_tokens(
+                least, self.limits, at_least=True
+            )  # before windows take their time and memory
             return rows, predictor.encode(rows, parameters)
 
         small = is_small(inputs)

@@ -55,6 +55,16 @@ class CuttingParameters(Parameters):
     """Cut texts that are longer than the model's positions; otherwise they are rejected."""
 
 
+def check_length(row: int, tokens: int, max_length: int, parameters: Parameters) -> None:
+    """Raises: InputError for a text of more tokens than a model reads, special ones included."""
+    if tokens > max_length:
+        raise InputError(
+            f"inputs[{row}]: wanted at most {max_length} tokens including special ones, the "
+            f"model's maximum, got {tokens}: set the parameter {parameters.cut_by} to have it cut, "
+            "or split the text"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """One kind of labelled rows that a task learns from, with example rows.
@@ -248,8 +258,13 @@ class Task(ABC):
             labelled: whether the windows carry the rows' labels.
             parameters: the request's; None cuts what is too long. Where cutting is disabled, a
                 window may be longer than `max_length`.
-        Raises: CorpusError if a label is not one of `labels`.
+        Raises: CorpusError if a label is not one of `labels`; InputError for a text that is too
+            long, where other windows would repeat it.
         """
+
+    def least_windows(self, rows: Sequence[Row], parameters: Any) -> int:
+        """At least how many windows `encode` makes of rows, which costs no tokenizing."""
+        return len(rows)
 
     @abstractmethod
     def decode(

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Pieces, Window, pieces_of, with_special_tokens
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task, check_length
 from bert_core.tasks.fill_mask import FillMask, FillMaskOptions
 from bert_core.tasks.shapes import Row
 
@@ -120,14 +120,15 @@ class MinimalPairs(Task):
     ) -> list[Window]:
         """Windows of each sentence, the good one first, with a sequence per token that is masked:
         one window, unless the sentence is long."""
-        limit = max_length if parameters is None or parameters.truncation else None
         texts = [row[name] for row in rows for name in SENTENCES]
         return [
             window
             for place, (text, pieces) in enumerate(
                 zip(texts, pieces_of(tokenizer, texts), strict=True)
             )
-            for window in _windows(place // 2, SENTENCES[place % 2], text, pieces, tokenizer, limit)
+            for window in _windows(
+                place // 2, SENTENCES[place % 2], text, pieces, tokenizer, max_length, parameters
+            )
         ]
 
     def decode(
@@ -185,9 +186,18 @@ class MinimalPairs(Task):
 
 
 def _windows(
-    row: int, name: str, text: str, pieces: Pieces, tokenizer: Tokenizer, limit: int | None
+    row: int,
+    name: str,
+    text: str,
+    pieces: Pieces,
+    tokenizer: Tokenizer,
+    max_length: int,
+    parameters: CuttingParameters | None,
 ) -> Iterator[Window]:
+    limit = max_length if parameters is None or parameters.truncation else None
     sequence = with_special_tokens(tokenizer, pieces.ids, None, limit)
+    if parameters is not None:
+        check_length(row, len(sequence.ids), max_length, parameters)
     count = sequence.lengths[0]
     masked = np.tile(sequence.ids, (max(1, count), 1))
     words = pieces.words[:count]

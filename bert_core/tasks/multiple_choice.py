@@ -14,7 +14,7 @@ from bert_core.data.windows import Window, first_ids_of, ids_of, with_special_to
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.classification import single_label_metrics, wrong_labels
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task, check_length
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import softmax
 
@@ -110,6 +110,9 @@ class MultipleChoice(Task):
             if limit is not None and min(len(context), max(map(len, choices))) > limit:
                 # Which of two long texts is the longer one decides where the odd token goes.
                 context, *choices = ids_of(tokenizer, [row["text"], *row["choices"]])
+            if parameters is not None:
+                longest = with_special_tokens(tokenizer, context, max(choices, key=len), limit)
+                check_length(number, len(longest.ids), max_length, parameters)
             pairs = [with_special_tokens(tokenizer, context, ids, limit) for ids in choices]
             cuts = (
                 pair.cuts(("text", row["text"], context), (f"choices[{place}]", choice, ids))

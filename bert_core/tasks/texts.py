@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Window, first_ids_of, ids_of, with_special_tokens
+from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, with_special_tokens
 from bert_core.errors import CorpusError, InputError
-from bert_core.tasks.base import CuttingParameters, Options, Task
+from bert_core.tasks.base import CuttingParameters, Options, Task, check_length
 from bert_core.tasks.shapes import Row
 from bert_core.wording import shown
 
@@ -143,17 +143,22 @@ def text_windows(
         parameters: None cuts.
     """
     limit = max_length if parameters is None or parameters.truncation else None
-    first = first_ids_of(tokenizer, [row["text"] for row in rows], limit)
-    pairs = [row.get("text_pair") for row in rows]
-    second = iter(first_ids_of(tokenizer, [text for text in pairs if text is not None], limit))
+    # Each text once: in a ranking, all rows have the same query.
+    texts = list(dict.fromkeys(text for row in rows for text in _texts_of(row)))
+    known = dict(zip(texts, first_ids_of(tokenizer, texts, limit), strict=True))
+    whole: dict[str, Ids] = {}
     windows = []
-    for number, (ids, pair) in enumerate(zip(first, pairs, strict=True)):
-        second_ids = None if pair is None else next(second)
+    for number, row in enumerate(rows):
+        text, pair = row["text"], row.get("text_pair")
+        ids, second_ids = known[text], None if pair is None else known[pair]
         if limit is not None and second_ids is not None and min(len(ids), len(second_ids)) > limit:
             # Which of two long texts is the longer one decides where the odd token goes.
-            ids, second_ids = ids_of(tokenizer, [rows[number]["text"], pair or ""])
+            missing = [each for each in _texts_of(row) if each not in whole]
+            whole |= zip(missing, ids_of(tokenizer, missing), strict=True)
+            ids, second_ids = whole[text], whole[pair or ""]
         sequence = with_special_tokens(tokenizer, ids, second_ids, limit)
-        text = rows[number]["text"]
+        if parameters is not None:
+            check_length(number, len(sequence.ids), max_length, parameters)
         if pair is None or second_ids is None:
             cuts = sequence.cuts(("", text, ids))
         else:
@@ -168,6 +173,11 @@ def text_windows(
             )
         )
     return windows
+
+
+def _texts_of(row: Row) -> list[str]:
+    pair = row.get("text_pair")
+    return [row["text"]] if pair is None else [row["text"], pair]
 
 
 def softmax(logits: Float[np.ndarray, "*rows classes"]) -> Float[np.ndarray, "*rows classes"]:

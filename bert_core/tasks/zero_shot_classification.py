@@ -17,7 +17,7 @@ from bert_core.data.windows import Cut, Ids, Window, first_ids_of, ids_of, with_
 from bert_core.errors import CorpusError, FormatError, InputError
 from bert_core.metrics.classification import by_label, single_label_metrics, wrong_labels
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task, check_length
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import softmax
 from bert_core.wording import nearest, shortened
@@ -190,6 +190,8 @@ class ZeroShotClassification(Task):
                 hypothesis = hypotheses[name]
                 cut = _cut(tokenizer, premise, hypothesis, limit, f"inputs[{number}]: {name!r}")
                 sequence = with_special_tokens(tokenizer, cut, hypothesis)
+                if parameters is not None:
+                    check_length(number, len(sequence.ids), max_length, parameters)
                 windows.append(
                     Window(
                         row=number,
@@ -201,6 +203,11 @@ class ZeroShotClassification(Task):
                     )
                 )
         return windows
+
+    def least_windows(self, rows: Sequence[Row], parameters: ZeroShotParameters | None) -> int:
+        return sum(
+            len(self._candidates(row, number, parameters)) for number, row in enumerate(rows)
+        )
 
     def decode(
         self,

@@ -97,6 +97,18 @@ def test_long_lists_in_inputs_and_parameters_are_refused(bundles: dict[str, Path
         assert post(url, {"inputs": {"tokens": ["word"] * 3_000}}).status_code == 200
 
 
+def test_labels_of_many_texts_are_counted_before_they_are_tokenized(
+    bundles: dict[str, Path],
+) -> None:
+    labels = [f"label {number}" for number in range(900)]
+    with live.served(bundles["nli"]) as url:
+        response = post(url, {"inputs": ["a"] * 900, "parameters": {"candidate_labels": labels}})
+        assert response.status_code == 413
+        assert "tokens per request, got at least 6480000" in response.json()["error"]
+        body = {"inputs": ["a"] * 2, "parameters": {"candidate_labels": labels[:2]}}
+        assert post(url, body).status_code == 200
+
+
 def test_the_candidates_of_all_masks_are_limited(bundles: dict[str, Path]) -> None:
     with live.served(bundles["fill-mask"]) as url:
         body = {"inputs": ["[MASK] " * 60], "parameters": {"top_k": 100}}

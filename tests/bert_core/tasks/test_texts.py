@@ -1,17 +1,25 @@
 """Texts by themselves and pairs: a model of one kind does not take the other for its own."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import CorpusError, InputError
 from bert_core.predictor import Predictor
+from bert_core.tasks import texts
+from bert_core.tasks.base import CuttingParameters, Task
 from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.minimal_pairs import MinimalPairs
+from bert_core.tasks.multiple_choice import MultipleChoice
 from bert_core.tasks.shapes import labelled
 from bert_core.tasks.text_classification import TextClassification
+from bert_core.tasks.text_ranking import TextRanking
 from bert_core.tasks.text_regression import TextRegression
 from bert_core.tasks.texts import TextInput, TextTask
+from bert_core.tasks.zero_shot_classification import ZeroShotClassification, ZeroShotParameters
 from tests import tiny
 
 TOKENIZER = tiny.tokenizer(["a", "b"])
@@ -111,3 +119,61 @@ def test_a_bundle_keeps_what_it_was_trained_for(
         assert predictor.predict(["a", {"text": "a"}, {"text": "a", "text_pair": None}])
         with pytest.raises(InputError, match=r"inputs\[1\]: wanted no text_pair, as training rows"):
             predictor.predict(["a", {"text": "a", "text_pair": "b"}])
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+def test_a_text_of_many_rows_is_tokenized_once_to_the_windows_of_each_row(
+    monkeypatch: pytest.MonkeyPatch, *, cuts: bool
+) -> None:
+    query = "a b " * 40 if cuts else "a b a"
+    passages = ["a", "b b", "b " * 90 if cuts else "", "a " * 70 if cuts else "b", "a"]
+    rows = [{"text": query, "text_pair": passage} for passage in passages]
+    parameters = TextRanking.parameters(truncation=cuts)
+    by_row = [TextRanking().encode([row], TOKENIZER, 16, parameters=parameters)[0] for row in rows]
+    read: dict[str, list[str]] = {"ids_of": [], "first_ids_of": []}
+
+    def counting(name: str) -> Any:
+        tokenize = getattr(texts, name)
+
+        def counted(tokenizer: Tokenizer, given: Sequence[str], *others: Any) -> Any:
+            read[name] += given
+            return tokenize(tokenizer, given, *others)
+
+        return counted
+
+    for name in read:
+        monkeypatch.setattr(texts, name, counting(name))
+    windows = TextRanking().encode(rows, TOKENIZER, 16, parameters=parameters)
+    assert [window.row for window in windows] == list(range(len(rows)))
+    for window, alone in zip(windows, by_row, strict=True):
+        assert window.ids[0].tolist() == alone.ids[0].tolist()
+        assert (window.segment_b_start, window.cuts) == (alone.segment_b_start, alone.cuts)
+    assert sorted(read["first_ids_of"]) == sorted({query, *passages})
+    assert sorted(read["ids_of"]) == sorted({query, *passages[2:4]} if cuts else [])
+
+
+LONG = "a b " * 20
+SEVERAL: list[tuple[Task, dict[str, Any], CuttingParameters]] = [
+    (TextRanking(), {"text": LONG, "text_pair": "a"}, TextRanking.parameters()),
+    (MultipleChoice(), {"text": LONG, "choices": ["a", "b b"]}, MultipleChoice.parameters()),
+    (MinimalPairs(), {"sentence_good": LONG, "sentence_bad": "a"}, MinimalPairs.parameters()),
+    (
+        ZeroShotClassification(),
+        {"text": LONG, "candidate_labels": ["a", "b"]},
+        ZeroShotParameters(hypothesis_template="{}"),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "parameters"), SEVERAL, ids=[task.name for task, *_ in SEVERAL]
+)
+def test_a_text_that_is_too_long_is_refused_before_other_windows_repeat_it(
+    task: Task, row: dict[str, Any], parameters: CuttingParameters
+) -> None:
+    message = (
+        r"inputs\[0\]: wanted at most 16 tokens .* set the parameter truncation to have it cut"
+    )
+    with pytest.raises(InputError, match=message):
+        task.encode([row], TOKENIZER, 16, parameters=parameters)
+    assert task.encode([row], TOKENIZER, 16)  # which cuts
