@@ -7,8 +7,10 @@ holds one part of the queries and writes it to one file.
 
 import json
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from itertools import islice
 from typing import Any
 
@@ -83,16 +85,28 @@ class Vectors:
                 ) from error
 
     def rows(self, paths: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-        """The rows of files as they were before the prediction, in chunks."""
+        """The rows of JSONL files as they were before the prediction, in chunks."""
         for path in paths:
-            if path.endswith(".parquet"):
-                with parquet.open_parquet(path) as opened:
-                    kept = [name for name in opened.schema_arrow.names if name not in self.added]
-                    for batch in opened.iter_batches(ROWS_AT_ONCE, columns=kept):
-                        yield batch.to_pylist()
-            else:
-                for rows in _lines(path):
-                    yield [{k: v for k, v in row.items() if k not in self.added} for row in rows]
+            for rows in _lines(path):
+                yield [{k: v for k, v in row.items() if k not in self.added} for row in rows]
+
+    def tables(self, paths: Sequence[str]) -> Iterator[pa.Table]:
+        """The rows of Parquet files as they were before the prediction, in chunks.
+
+        The first chunk of a file is empty and has its columns.
+        """
+        for path in paths:
+            with parquet.open_parquet(path) as opened:
+                schema = opened.schema_arrow
+                kept = [name for name in schema.names if name not in self.added]
+                yield schema.empty_table().select(kept)
+                for batch in opened.iter_batches(ROWS_AT_ONCE, columns=kept):
+                    yield pa.Table.from_batches([batch]).select(kept)
+
+    @property
+    def are_tables(self) -> bool:
+        """Whether the files are Parquet, with the same columns; if not, they are JSONL."""
+        return self.paths[0].endswith(".parquet")
 
     @property
     def added(self) -> tuple[str, str]:
@@ -151,7 +165,8 @@ def _shown(value: Any) -> str:
 def _search(config: SearchConfig, corpus: Vectors, queries: Vectors) -> Result:
     names: list[str] = []
     query_count = searched = 0
-    work = partial(_make_part, config, corpus, queries)
+    schema = _schema_of(config, corpus) if queries.are_tables and not corpus.are_tables else None
+    work = partial(_make_part, config, corpus, queries, schema)
     with meter("searching", len(queries.paths), "parts") as progress:
         for _, part in run_tasks(work, list(enumerate(queries.paths)), config):
             names.append(part["name"])
@@ -165,21 +180,26 @@ def _search(config: SearchConfig, corpus: Vectors, queries: Vectors) -> Result:
 
 
 def _make_part(
-    config: SearchConfig, corpus: Vectors, queries: Vectors, item: tuple[int, str]
+    config: SearchConfig,
+    corpus: Vectors,
+    queries: Vectors,
+    schema: pa.Schema | None,
+    item: tuple[int, str],
 ) -> dict[str, Any]:
+    """Write the results of a part of the queries.
+
+    Args:
+        schema: of the rows to return, if they come from JSONL and go into a table.
+    """
     number, path = item
     vectors = list(queries.matrices([path]))
     query_vectors = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
     scores, places, searched = _nearest(config, corpus, query_vectors)
-    rows_by_place = _rows_at(config, corpus, np.unique(places))
-    results = [
-        [{"score": score, "row": rows_by_place[place]} for score, place in zip(*pair, strict=True)]
-        for pair in zip(scores.tolist(), places.tolist(), strict=True)
-    ]
-    is_table = path.endswith(".parquet")
-    name = f"{ROWS}/part-{number:05d}.{'parquet' if is_table else 'jsonl'}"
+    kept, flat = np.unique(places, return_inverse=True)
+    indices: Int[np.ndarray, "queries k"] = flat.reshape(places.shape)
+    name = f"{ROWS}/part-{number:05d}.{'parquet' if queries.are_tables else 'jsonl'}"
     with files.writing(files.join(config.output, name)) as sink:
-        if is_table:
+        if queries.are_tables:
             import pyarrow.parquet as pq
 
             with parquet.open_parquet(path) as opened:
@@ -187,11 +207,25 @@ def _make_part(
             added = [name for name in queries.added if name in table.column_names]
             table = table.drop_columns(added)
             _check_free(table.column_names, path)
-            pq.write_table(table.append_column(RESULTS, _column(results, path)), sink)
+            if schema is None:
+                found = _table_at(config, corpus, kept)
+            else:
+                found = _table_of(config, _rows_at(config, corpus, kept), schema)
+            results = _column(config, scores, found, indices)
+            pq.write_table(table.append_column(RESULTS, results), sink)
         else:
+            if corpus.are_tables:
+                nearest = _table_at(config, corpus, kept).to_pylist()
+            else:
+                nearest = _rows_at(config, corpus, kept)
             rows = (row for chunk in queries.rows([path]) for row in chunk)
-            for row, result in zip(rows, results, strict=True):
+            pairs = zip(scores.tolist(), indices.tolist(), strict=True)
+            for row, pair in zip(rows, pairs, strict=True):
                 _check_free(row, path)
+                result = [
+                    {"score": score, "row": nearest[place]}
+                    for score, place in zip(*pair, strict=True)
+                ]
                 line = json.dumps(row | {RESULTS: result}, ensure_ascii=False, default=str)
                 sink.write(f"{line}\n".encode())
     return {"name": name, "queries": len(query_vectors), "rows": searched}
@@ -205,15 +239,77 @@ def _check_free(columns: Collection[str], path: str) -> None:
         )
 
 
-def _column(results: list[Any], path: str) -> pa.Array:
-    """Raises: CorpusError if a column has values of different types in the rows found."""
+def _schema_of(config: SearchConfig, corpus: Vectors) -> pa.Schema:
+    """The columns to return of a corpus in JSONL, each with the type that fits all its rows: the
+    parts of the results have the same columns, whichever rows are in them.
+
+    Raises: CorpusError if no type fits a column; ConfigError if there is no such column.
+    """
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([])
+    for rows in corpus.rows(corpus.paths):
+        for name in dict.fromkeys(name for row in rows for name in row):
+            if not config.columns or name in config.columns:
+                with _fitting(config, name):
+                    column = pa.schema([(name, pa.array([row.get(name) for row in rows]).type)])
+                    schema = pa.unify_schemas([schema, column], promote_options="permissive")
+    _check_columns(config, schema.names)
+    schema = pa.schema([schema.field(name) for name in config.columns or schema.names])
+    for column in schema:
+        with _fitting(config, column.name):  # an object that is always empty has no type in Parquet
+            pq.write_metadata(pa.schema([column]), BytesIO())
+    return schema
+
+
+def _table_of(config: SearchConfig, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Raises: CorpusError if a value does not fit its column."""
+    columns = []
+    for column in schema:
+        with _fitting(config, column.name):
+            columns.append(pa.array([row.get(column.name) for row in rows], column.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _taken(config: SearchConfig, rows: pa.Table, indices: Int[np.ndarray, "picked"]) -> pa.Table:
+    """Raises: CorpusError if Arrow cannot copy the rows of a column."""
+    columns = []
+    for name in rows.column_names:
+        with _fitting(config, name):
+            columns.append(rows.column(name).take(pa.array(indices)))
+    return pa.Table.from_arrays(columns, schema=rows.schema)
+
+
+@contextmanager
+def _fitting(config: SearchConfig, column: str) -> Iterator[None]:
+    """Raises: CorpusError if a column of the corpus does not fit into a table."""
     try:
-        return pa.array(results)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        yield
+    except (pa.ArrowException, OverflowError) as error:
         raise CorpusError(
-            f"{path}: wanted one type per column, as a table needs, got corpus rows that differ "
-            f"({error}): set columns, or predict the queries from JSONL"
+            f"{config.corpus}: wanted one type per column, as a table needs, that fits all its "
+            f"values, got a column {column!r} without ({error}): name others with columns, or "
+            "predict the queries from JSONL"
         ) from error
+
+
+def _column(
+    config: SearchConfig,
+    scores: Float[np.ndarray, "queries k"],
+    rows: pa.Table,
+    indices: Int[np.ndarray, "queries k"],
+) -> pa.ChunkedArray:
+    """The nearest rows of each query, with the types that they have in `rows`."""
+    count, k = indices.shape
+    chunks = []
+    for start in range(0, max(count, 1), QUERIES_AT_ONCE):
+        here = slice(start, start + QUERIES_AT_ONCE)
+        nearest = _taken(config, rows, indices[here].ravel()).to_struct_array().combine_chunks()
+        cosines = pa.array(scores[here].ravel().astype(np.float64))
+        pairs = pa.StructArray.from_arrays([cosines, nearest], names=["score", "row"])
+        ends = k * np.arange(len(indices[here]) + 1, dtype=np.int32)
+        chunks.append(pa.ListArray.from_arrays(pa.array(ends), pairs))
+    return pa.chunked_array(chunks)
 
 
 def _nearest(
@@ -260,21 +356,38 @@ def best_of(
 
 def _rows_at(
     config: SearchConfig, corpus: Vectors, places: Int[np.ndarray, "places"]
-) -> dict[int, dict[str, Any]]:
-    """The corpus rows at these places, with the columns to return.
+) -> list[dict[str, Any]]:
+    """The rows of a corpus in JSONL at these places, which ascend, with the columns to return.
 
     Raises: ConfigError if a row has no such column.
     """
-    rows_by_place: dict[int, dict[str, Any]] = {}
+    picked: list[dict[str, Any]] = []
     start = 0
     for rows in corpus.rows(corpus.paths):
         for place in places[(places >= start) & (places < start + len(rows))].tolist():
             row = rows[place - start]
-            if absent := [name for name in config.columns if name not in row]:
-                raise ConfigError(
-                    f"columns: wanted some of {', '.join(row)}, got {absent[0]!r}: name columns "
-                    f"of the rows in {config.corpus}"
-                )
-            rows_by_place[place] = {name: row[name] for name in config.columns or row}
+            _check_columns(config, row)
+            picked.append({name: row[name] for name in config.columns or row})
         start += len(rows)
-    return rows_by_place
+    return picked
+
+
+def _table_at(config: SearchConfig, corpus: Vectors, places: Int[np.ndarray, "places"]) -> pa.Table:
+    """As `_rows_at`, of a corpus in Parquet."""
+    picked: list[pa.Table] = []
+    start = 0
+    for rows in corpus.tables(corpus.paths):
+        _check_columns(config, rows.column_names)
+        here = places[(places >= start) & (places < start + len(rows))] - start
+        picked.append(_taken(config, rows.select(config.columns or rows.column_names), here))
+        start += len(rows)
+    return pa.concat_tables(picked).combine_chunks()
+
+
+def _check_columns(config: SearchConfig, present: Collection[str]) -> None:
+    """Raises: ConfigError if a column to return is not there."""
+    if absent := [name for name in config.columns if name not in present]:
+        raise ConfigError(
+            f"columns: wanted some of {', '.join(present)}, got {absent[0]!r}: name columns "
+            f"of the rows in {config.corpus}"
+        )

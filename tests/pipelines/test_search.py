@@ -135,21 +135,124 @@ def test_columns_that_results_cannot_stand_beside_are_refused(
 ) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text('{"text": "a list", "results": 1}\n{"text": "a file", "results": "mine"}\n')
-    asked = PredictConfig(
-        output=str(tmp_path / "vectors"),
+    vectors = vectors_of(source, pretrained)
+    with pytest.raises(CorpusError, match="wanted queries without a column 'results', where the n"):
+        search.run(replace(config, queries=vectors))
+
+
+def vectors_of(source: Path, pretrained: Any) -> str:
+    """The folder of a prediction of vectors, with many parts."""
+    config = PredictConfig(
+        output=f"{source}.vectors",
         model=str(pretrained.folder / "pretrain" / "bundle"),
         task="feature-extraction",
         source=str(source),
         answer_column="",
+        part_bytes=1,
         num_workers=0,
-        tracking_uri=config.tracking_uri,
+        tracking_uri=pretrained.tracking_uri,
     )
-    predict.run(asked)
-    with pytest.raises(CorpusError, match="wanted queries without a column 'results', where the n"):
-        search.run(replace(config, queries=asked.output))
-    tables = replace(config, queries=config.corpus, corpus=asked.output, top_k=2)
-    with pytest.raises(CorpusError, match="wanted one type per column, as a table needs"):
-        search.run(tables)
+    predict.run(config)
+    return config.output
+
+
+COLUMNS: dict[str, pa.DataType] = {
+    "at": pa.timestamp("ns"),
+    "after": pa.duration("ns"),
+    "big": pa.uint64(),
+    "small": pa.int32(),
+    "counts": pa.map_(pa.string(), pa.int32()),
+    "note": pa.string(),
+}
+"""Types that Python's values do not keep."""
+
+
+def test_rows_of_tables_keep_their_types_in_every_part(
+    config: SearchConfig, pretrained: Any, tmp_path: Path
+) -> None:
+    first = {"at": 1, "after": 1, "big": 2**64 - 1, "small": 1, "counts": {"a": 1}, "note": "one"}
+    rows: list[dict[str, Any]] = [first, {**first, "at": 3, "note": None}]
+    table = pa.table(
+        {
+            "text": ["a list of names", "how a file is opened"],
+            **{
+                name: pa.array(
+                    [list(row[name].items()) if name == "counts" else row[name] for row in rows],
+                    kind,
+                )
+                for name, kind in COLUMNS.items()
+            },
+        }
+    )
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=1)
+    vectors = vectors_of(tmp_path / "rows.parquet", pretrained)
+    tables = replace(config, queries=vectors, corpus=vectors, top_k=1)
+    search.run(tables)
+    parts = sorted(Path(tables.output, "rows").iterdir())
+    assert len(parts) == 2
+    assert len({pq.read_schema(part).remove_metadata() for part in parts}) == 1
+    found = pa.concat_tables([pq.read_table(part) for part in parts])
+    nearest = found.column("results").combine_chunks().flatten().field("row")
+    returned = pa.Table.from_struct_array(nearest)
+    assert returned.schema.equals(table.schema)
+    assert returned.equals(table), "each row is nearest to itself"
+
+    some = replace(tables, output=f"{config.output}-2", columns=("big", "text"))
+    search.run(some)
+    returned = pq.read_table(Path(some.output, "rows", "part-00000.parquet")).column("results")
+    assert returned.to_pylist()[0][0]["row"] == {"big": 2**64 - 1, "text": "a list of names"}
+
+    lines = replace(config, output=f"{config.output}-3", corpus=vectors, top_k=1)
+    search.run(lines)
+    assert all(row["results"][0]["row"]["big"] == 2**64 - 1 for row in found_in(lines.output))
+
+
+def test_rows_of_jsonl_get_one_type_over_the_corpus(
+    config: SearchConfig, pretrained: Any, tmp_path: Path
+) -> None:
+    texts = "a list of names", "how a file is opened", "the sum of two numbers"
+    pq.write_table(pa.table({"text": texts}), tmp_path / "queries.parquet", row_group_size=1)
+    values: list[dict[str, Any]]
+    values = [{"note": None, "count": 1}, {"note": {"by": "me"}, "count": 2.5}, {"count": 3}]
+    rows = [{"text": text, **value} for text, value in zip(texts, values, strict=True)]
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    queries = vectors_of(tmp_path / "queries.parquet", pretrained)
+    tables = replace(config, queries=queries, corpus=vectors_of(source, pretrained), top_k=1)
+    search.run(tables)
+    parts = sorted(Path(tables.output, "rows").iterdir())
+    assert len(parts) == 3
+    found = pa.concat_tables([pq.read_table(part) for part in parts]).column("results")
+    assert [row["row"] for [row] in found.to_pylist()] == [
+        {"text": texts[0], "note": None, "count": 1.0},
+        {"text": texts[1], "note": {"by": "me"}, "count": 2.5},
+        {"text": texts[2], "note": None, "count": 3.0},
+    ]
+
+
+def test_a_column_that_no_table_can_hold_is_named(
+    config: SearchConfig, pretrained: Any, tmp_path: Path
+) -> None:
+    odd = {
+        "types": (1, "mine"),
+        "large": (2**63, 1),
+        "empty": ({}, {}),
+        "inexact": (2**60 + 1, 0.5),
+    }
+    source = tmp_path / "rows.jsonl"
+    rows = [
+        {"text": text, **{name: values[place] for name, values in odd.items()}}
+        for place, text in enumerate(["a list of names", "how a file is opened"])
+    ]
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    corpus = vectors_of(source, pretrained)
+    tables = replace(config, queries=config.corpus, corpus=corpus, top_k=2)
+    for name in odd:
+        message = rf"wanted one type per column, .* a column '{name}' without \("
+        with pytest.raises(CorpusError, match=message):
+            search.run(replace(tables, columns=("text", name)))
+    search.run(replace(tables, columns=("text",)))
+    search.run(replace(tables, output=f"{config.output}-2", queries=config.queries))
 
 
 def test_the_best_are_those_of_a_full_sort() -> None:
