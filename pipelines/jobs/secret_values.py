@@ -6,17 +6,28 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from bert_core.errors import ConfigError
+from pipelines.runtime.description import CREDENTIALS
 
-_SECRET_NAME = re.compile(r"(?:^|[._-])(?:key|token|secret|password|passwd|credentials?)$", re.I)
-_PASSWORD_IN_URI = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
-_NO_SECRET = re.compile(r"true|false|null|[\d.]*", re.I)
+_SECRET_NAME = re.compile(
+    r"(?:^|[._-])(?:(?:access|api|auth|private|secret)?(?:key|token)|sig|signature|pwd|credentials?)$"
+    r"|(?:secret|password|passwd|passphrase)$",
+    re.I,
+)
+# NOTE: a secret key may contain a slash, as does what follows a port: http://mlflow:5000/a@b.
+_PASSWORD = re.compile(r"://(?!\[)[^/\s:@]*:(?!\d{1,5}/)[^\s@\"',]+@")
+_PARAMETER = re.compile(r"[?&;]([^?&;=\s]+)=([^&;\s\"']*)")
+_SWITCH = re.compile(r"true|false|null|", re.I)
 
 
 def refuse_secrets(command: Sequence[str], config: Any) -> None:
     """Raises: ConfigError, without the value, if a command line or a config holds a secret."""
     for name, value in [*_options(command), *_values(config)]:
-        by_name = _SECRET_NAME.search(name) and not _NO_SECRET.fullmatch(value)
-        if by_name or _PASSWORD_IN_URI.search(value):
+        named = [(name, value), *_PARAMETER.findall(value)]
+        if (
+            any(_SECRET_NAME.search(name) and not _SWITCH.fullmatch(text) for name, text in named)
+            or CREDENTIALS.search(value)
+            or _PASSWORD.search(value)
+        ):
             raise ConfigError(
                 f"{name or 'the command line'}: wanted no secret in a job, whose command line and "
                 "configs everyone who reaches the cluster can read; set it in the environment that "

@@ -102,6 +102,15 @@ def test_the_ending_of_a_job_is_told_apart(known: JobDetails | None, ending: str
         (["--task.options.api_key=hunter2"], "task.options.api_key"),
         (["--hub_token", "hunter2"], "hub_token"),
         (["AWS_SECRET=hunter2"], "AWS_SECRET"),
+        (["--tracking_uri", "postgresql://db/ml?user=u&password=hunter2"], "tracking_uri"),
+        (["--corpus.source", "https://host/a.txt?X-Amz-Signature=hunter2"], "corpus.source"),
+        (["--output", "s3://AKIA:ab/hunter2+ef@bucket/x"], "output"),
+        (["--tracking_uri", "https://hunter2@host"], "tracking_uri"),
+        (["--tracking_uri", "postgresql://db:hunter2@host/ml"], "tracking_uri"),
+        (["--output", "az://container:hunter2@account/a"], "output"),
+        (["--apikey", "hunter2"], "apikey"),
+        (["--accessToken", "hunter2"], "accessToken"),
+        (["--dbpassword=hunter2"], "dbpassword"),
     ],
 )
 def test_a_secret_is_refused_without_being_repeated(arguments: list[str], name: str) -> None:
@@ -111,6 +120,11 @@ def test_a_secret_is_refused_without_being_repeated(arguments: list[str], name: 
     assert "hunter2" not in str(refused.value)
 
 
+def test_a_number_may_be_a_password() -> None:
+    with pytest.raises(ConfigError, match="db_password: wanted no secret in a job"):
+        refuse_secrets(["vocab", "--db_password", "123456"], None)
+
+
 def test_a_secret_in_a_config_file_is_refused_too(tmp_path: Path) -> None:
     (tmp_path / "vocab.toml").write_text('tracking_uri = "http://me:hunter2@mlflow:5000"\n')
     command = [*VOCAB, "--config", str(tmp_path / "vocab.toml")]
@@ -118,9 +132,24 @@ def test_a_secret_in_a_config_file_is_refused_too(tmp_path: Path) -> None:
         refuse_secrets(command, submission_of(command, ".").config)
 
 
-def test_what_only_looks_like_a_secret_is_let_through() -> None:
+@pytest.mark.parametrize(
+    "value",
+    [
+        "http://mlflow:5000/a@b",
+        "http://[::1]:5000/a@b",
+        "models:/m@champion",
+        "hf://datasets/owner/name@revision",
+        "s3://bucket/a@b/c:d@e",
+        "abfss://container@account.dfs.core.windows.net/a",
+        "az://container@account/a",
+        "sqlite:////runs/mlflow.db?mode=rw",
+        "texts/part-?.txt",
+        '["http://mlflow:5000","a@b"]',
+    ],
+)
+def test_what_only_looks_like_a_secret_is_let_through(value: str) -> None:
     command = [*VOCAB, "--per_token", "true", "--tokenizer", "a/key", "--tokens=3"]
-    refuse_secrets([*command, "--tracking_uri", "http://mlflow:5000/a@b"], None)
+    refuse_secrets([*command, "--tracking_uri", value], None)
 
 
 def test_the_code_has_one_digest_whoever_reads_it() -> None:
