@@ -95,6 +95,8 @@ def read_keys(path: str) -> list[Key]:
             f"keys: wanted a file of keys, got nothing at {path}: make one with "
             f"`raybert serve keys create NAME --keys {path}`"
         )
+    if not files.is_file(path):
+        raise FormatError(f"{path}: wanted a file of keys, got something else (a folder)")
     return _parsed(path, files.read_bytes(path))
 
 

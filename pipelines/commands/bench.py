@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from bert_core import files
 from bert_core.checks import PositiveFloat, PositiveInt, check_fields
+from bert_core.data.formats import jsonl_rows, text_documents
 from bert_core.errors import ConfigError, CorpusError, ResourceError
 from pipelines.commands.load import OK, Measured, Target, closed_loop, open_loop
 from pipelines.runtime.progress import say
@@ -177,20 +178,25 @@ def _judge(config: BenchConfig, loops: Sequence[Loop]) -> None:
 
 
 def inputs_of(source: str) -> list[Any]:
-    """The inputs in a file: texts, or objects. Raises: CorpusError if there is none."""
-    data = files.read_bytes(source)
-    inputs: list[Any] = []
-    for number, text in enumerate(data.decode("utf-8").splitlines(), 1):
-        if not text.strip():
-            continue
-        if not source.endswith((".jsonl", ".ndjson")):
-            inputs.append(text)
-            continue
-        try:
-            row = json.loads(text)
-        except ValueError as error:
-            raise CorpusError(f"{source}, line {number}: wanted JSON, got {error}") from error
-        inputs.append(row["text"] if isinstance(row, dict) and set(row) == {"text"} else row)
+    """The inputs in a file, cut as `raybert predict` cuts it: texts, or objects.
+
+    Raises: CorpusError if there is none, or it cannot be read.
+    """
+    try:
+        data = files.read_bytes(source)
+    except OSError as error:
+        raise CorpusError(
+            f"source: wanted a file with texts, {source} cannot be read ({error}): give the path "
+            "of a text file or of JSONL"
+        ) from error
+    inputs: list[Any]
+    if source.endswith((".jsonl", ".ndjson")):
+        rows = [row for row in jsonl_rows(data, source) if row is not None]
+        inputs = [row["text"] if set(row) == {"text"} else row for row in rows]
+    else:
+        lines = [text or "" for text in text_documents(data, "line", source)]
+        texts = [line.removeprefix("\ufeff").rstrip("\r\n") for line in lines]
+        inputs = [text for text in texts if text.strip()]
     if not inputs:
         raise CorpusError(f"source: wanted texts in {source}, got none")
     return inputs

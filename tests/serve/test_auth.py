@@ -115,6 +115,8 @@ def test_a_file_that_holds_no_keys_is_named(tmp_path: Path, content: str) -> Non
     file.write_text(content)
     with pytest.raises(FormatError, match="wanted"):
         auth.read_keys(str(file))
+    with pytest.raises(FormatError, match=r"got something else .*directory"):
+        auth.read_keys(str(tmp_path))
     with pytest.raises(ConfigError, match="raybert serve keys create NAME"):
         auth.read_keys(str(tmp_path / "none.json"))
 

@@ -156,6 +156,27 @@ def test_objects_are_sent_as_they_are(tmp_path: Path) -> None:
     assert [json.loads(body)["inputs"] for body in bodies] == inputs
 
 
+def test_only_line_ends_part_inputs(tmp_path: Path) -> None:
+    text, rows = tmp_path / "texts.txt", tmp_path / "rows.jsonl"
+    text.write_bytes("\ufeffone\x0cstill\u2028one\r\n\ntwo \n".encode())
+    assert inputs_of(str(text)) == ["one\x0cstill\u2028one", "two "]
+    rows.write_bytes('\ufeff{"text": "a\u2028b"}\n\n{"text": "c\x85d"}\n'.encode())
+    assert inputs_of(str(rows)) == ["a\u2028b", "c\x85d"]
+
+
+def test_a_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    latin, odd = tmp_path / "latin.txt", tmp_path / "odd.jsonl"
+    latin.write_bytes(b"caf\xe9\n")
+    odd.write_text('"a text"\n')
+    with pytest.raises(CorpusError, match=r"latin.txt: wanted UTF-8, byte 0xe9 at offset 3 is not"):
+        inputs_of(str(latin))
+    with pytest.raises(CorpusError, match=r"odd.jsonl: wanted one JSON object per line"):
+        inputs_of(str(odd))
+    for source in (tmp_path / "none.txt", tmp_path):
+        with pytest.raises(CorpusError, match=rf"source: wanted a file with texts, {source} cann"):
+            inputs_of(str(source))
+
+
 @pytest.mark.drill
 def test_a_bar_that_is_missed_fails(tmp_path: Path) -> None:
     with serving() as (url, _):
