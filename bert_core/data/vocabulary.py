@@ -31,8 +31,11 @@ CLS, SEP, MASK = SPECIAL_TOKENS[2:]
 BPE_SPECIAL = tuple(OTHER_NAMES[one] for one in (CLS, PAD, SEP, UNK, MASK))
 UNIGRAM_SPECIAL = (OTHER_NAMES[PAD], OTHER_NAMES[UNK], CLS, SEP, MASK)
 LONGEST_PIECE = 16
-LIMIT_ALPHABET = 1000
-"""How many characters are kept, the most frequent ones; words with others are unknown."""
+LEAST_ALPHABET = 1000
+"""How many characters are kept at least, the most frequent ones; others are unknown."""
+COVERAGE_PER_MILLION = 999_500
+"""More are kept until they are so many of all characters, or fill half the vocabulary. It is
+SentencePiece's coverage: in Chinese and Japanese it takes thousands of characters."""
 ROUNDS = 2
 
 
@@ -110,13 +113,11 @@ def _train_unigram(
     characters: Counter[str] = Counter()
     for word, times in words.items():
         characters.update(dict.fromkeys(word, times))
-    by_count = sorted(sorted(characters), key=characters.__getitem__, reverse=True)
-    alphabet = set(by_count[:LIMIT_ALPHABET])
-    words = Counter({word: times for word, times in words.items() if alphabet.issuperset(word)})
+    alphabet = set(_alphabet(characters, set(), vocab_size))
     trained = tokenizers.Tokenizer(models.Unigram())
     trained.normalizer = normalizer
     trained.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, "always")]
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, "never")]
     )
     needed = len(UNIGRAM_SPECIAL) + len(alphabet)
     if vocab_size < needed:
@@ -131,14 +132,17 @@ def _train_unigram(
         max_piece_length=LONGEST_PIECE,
         show_progress=False,
     )
+    # Words are cut at unknown characters. What follows one does not begin a word: it gets no SPACE.
+    cuts = str.maketrans(dict.fromkeys(set(characters) - alphabet, " "))
     known = (
         " ".join(
-            word for word in normalizer.normalize_str(text).split() if alphabet.issuperset(word)
-        )
+            SPACE + word.removeprefix(SPACE) for word in normalizer.normalize_str(text).split()
+        ).translate(cuts)
         for text in texts
     )
     trained.train_from_iterator(known, trainer)
     ordinary = set(trained.get_vocab()) - set(UNIGRAM_SPECIAL)
+    assert ordinary, "the trainer keeps at least the alphabet"
     pieces = sorted(ordinary, key=lambda piece: (len(piece) > 1, piece))
     counts = _parts(words, ordinary)
     for _ in range(ROUNDS):
@@ -182,6 +186,26 @@ def _scored(pieces: Sequence[str], counts: Counter[str]) -> list[tuple[str, floa
     return [*((token, 0.0) for token in UNIGRAM_SPECIAL), *scored]
 
 
+def _alphabet(counts: Counter[str], continuations: set[str], vocab_size: int) -> list[str]:
+    """The characters to keep, the most frequent first.
+
+    Args:
+        counts: in how many words each character is.
+        continuations: the characters that fill two places.
+    """
+    by_count = sorted(sorted(counts), key=counts.__getitem__, reverse=True)
+    kept = by_count[:LEAST_ALPHABET]
+    covered, total = sum(counts[character] for character in kept), counts.total()
+    places = sum(1 + (character in continuations) for character in kept)
+    for character in by_count[LEAST_ALPHABET:]:
+        places += 1 + (character in continuations)
+        if covered * 1_000_000 >= COVERAGE_PER_MILLION * total or places > vocab_size // 2:
+            break
+        kept.append(character)
+        covered += counts[character]
+    return kept
+
+
 def _check_text(texts: Iterable[str]) -> None:
     if not any(text.strip() for text in texts):
         raise CorpusError(
@@ -196,7 +220,6 @@ def train_vocabulary(
     vocab_size: int,
     lowercase: bool,
     min_frequency: int = 2,
-    limit_alphabet: int = LIMIT_ALPHABET,
 ) -> list[str]:
     """The tokens of a WordPiece vocabulary, in canonical order.
 
@@ -207,8 +230,6 @@ def train_vocabulary(
         texts: what to count words in; read twice.
         vocab_size: most tokens, specials included. A small corpus gives fewer.
         min_frequency: a pair of pieces seen less often is not merged.
-        limit_alphabet: how many characters are kept, the most frequent ones; words with others are
-            unknown.
     Raises: CorpusError if there is no text; ConfigError if `vocab_size` cannot hold the alphabet.
     Source: Schuster and Nakajima 2012, as in `tokenizers`' WordPieceTrainer, which merges by count.
     """
@@ -228,14 +249,13 @@ def train_vocabulary(
             "vocabulary: wanted text to count words in, the sample holds none: "
             "check the corpus and its text column"
         )
-    by_count = sorted(sorted(singles), key=singles.__getitem__, reverse=True)
-    alphabet = sorted(by_count[:limit_alphabet])
+    alphabet = sorted(_alphabet(singles, continuations, vocab_size))
     pieces = [CONTINUATION + character for character in alphabet if character in continuations]
     needed = len(SPECIAL_TOKENS) + len(alphabet) + len(pieces)
     if vocab_size < needed:
         raise ConfigError(
             f"vocab_size: wanted at least {needed} (special tokens and the characters of this "
-            f"corpus), got {vocab_size}: raise vocab_size, or lower limit_alphabet"
+            f"corpus), got {vocab_size}: raise vocab_size"
         )
     # NOTE: the trainer numbers `##c` pieces in the order of a randomly seeded hash map and breaks
     # ties between equally frequent pairs by those numbers. Passed as special tokens, they are

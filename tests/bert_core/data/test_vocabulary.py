@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import tokenizers
@@ -13,10 +14,16 @@ from tokenizers import models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from bert_core.data.docstrings import docstrings_of
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer, TokenizerKind, unigram_normalizer
+from bert_core.data.tokenizer import (
+    SPACE,
+    SPECIAL_TOKENS,
+    Tokenizer,
+    TokenizerKind,
+    unigram_normalizer,
+)
 from bert_core.data.vocabulary import (
     BPE_SPECIAL,
-    LIMIT_ALPHABET,
+    LEAST_ALPHABET,
     LONGEST_PIECE,
     UNIGRAM_SPECIAL,
     train_tokenizer,
@@ -192,8 +199,38 @@ def test_rare_characters_do_not_fill_a_vocabulary_of_pieces() -> None:
     rare = [f"x{chr(0x4E00 + number)} word" for number in range(1500)]
     tokenizer = train_tokenizer("unigram", [*TEXT * 3, *rare], vocab_size=1300, lowercase=True)
     singles = [piece for piece in tokenizer.vocabulary if len(piece) == 1]
-    assert len(singles) <= LIMIT_ALPHABET
+    assert len(singles) <= LEAST_ALPHABET
     assert {"a", "e", "▁"} <= set(singles)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_text_without_spaces_has_the_characters_that_it_needs(kind: TokenizerKind) -> None:
+    rng = np.random.default_rng(0)
+    ranks = np.arange(1, 2001)
+    shares = (1 / ranks) / (1 / ranks).sum()
+    drawn = [rng.choice(ranks, size=60, p=shares) for _ in range(1000)]
+    texts = ["".join(chr(0x4E00 + rank) for rank in line) for line in drawn]
+    tokenizer = train_tokenizer(kind, texts, vocab_size=5000, lowercase=True)
+    assert len({piece for piece in tokenizer.vocabulary if len(piece) == 1}) > 1500
+    ids = np.concatenate(tokenizer.encode_column(pa.array(texts)).to_pylist())
+    assert (ids == tokenizer.unk_id).mean() < 0.002
+    again = train_tokenizer(kind, texts[::-1], vocab_size=5000, lowercase=True)
+    assert again.digest == tokenizer.digest, "whatever the order of the texts"
+
+    small = train_tokenizer(kind, texts, vocab_size=1500, lowercase=True)
+    alphabet = [piece for piece in small.vocabulary if len(piece) == 1 and piece != SPACE]
+    assert LEAST_ALPHABET - 1 <= len(alphabet) <= LEAST_ALPHABET
+    ids = np.concatenate(small.encode_column(pa.array(texts)).to_pylist())
+    assert 0 < (ids == small.unk_id).mean() < 0.15
+
+
+def test_a_word_is_cut_at_an_unknown_character() -> None:
+    known = " ".join(chr(0x4E00 + number) for number in range(LEAST_ALPHABET - 7))
+    words = ["begin海ending", "beginb海endingb", "beginne海endinge"] * 8
+    tokenizer = train_tokenizer("unigram", [known] * 30 + words, vocab_size=1100, lowercase=True)
+    assert "海" not in tokenizer.vocabulary
+    assert {f"{SPACE}begin", "ending"} <= set(tokenizer.vocabulary)
+    assert f"{SPACE}ending" not in tokenizer.vocabulary, "no word begins there"
 
 
 def test_text_of_which_nothing_is_left_is_no_text() -> None:
