@@ -1,7 +1,8 @@
 """`raybert submit prepare --config …`: run a stage as a job on a Ray cluster.
 
-Submitting the same work again finds the job: one that runs is shown, one that has succeeded is
-reported, any other is started again. The parts are in `pipelines/jobs`.
+Submitting the same work again finds the job: one that runs is shown, any other is started again. If
+that one has succeeded, the stage compares the content of its inputs and does nothing if they are
+the same. The parts are in `pipelines/jobs`.
 """
 
 import shlex
@@ -18,7 +19,6 @@ from pipelines.jobs.packaging import check_versions, runtime_env, versions
 from pipelines.jobs.secret_values import refuse_secrets
 from pipelines.jobs.server import AlreadySubmittedError, JobServer, JobServerConfig
 from pipelines.jobs.submission import (
-    Ending,
     Submission,
     attempt_id,
     attempts_of,
@@ -90,7 +90,7 @@ def run(config: SubmitConfig, command: Sequence[str]) -> int:
     check_versions(server)
     number = _start_or_find(server, config, submission)
     retried = 0
-    while number is not None:
+    while True:
         job_id = attempt_id(submission.id, number)
         job = show_until_end(server, job_id)
         ending = ending_of(job)
@@ -100,11 +100,10 @@ def run(config: SubmitConfig, command: Sequence[str]) -> int:
         retried += 1
         say(f"job {job_id} {ending}: retry {retried} of {config.retries}")
         number = _start(server, config, submission, number + 1, resumes=True)
-    return 0
 
 
-def _start_or_find(server: JobServer, config: SubmitConfig, submission: Submission) -> int | None:
-    """The attempt to follow; None if the work has been done."""
+def _start_or_find(server: JobServer, config: SubmitConfig, submission: Submission) -> int:
+    """The attempt to follow."""
     attempts = attempts_of(submission.id, server.jobs())
     if not attempts:
         return _start(server, config, submission, 1)
@@ -112,15 +111,7 @@ def _start_or_find(server: JobServer, config: SubmitConfig, submission: Submissi
     if not job.status.is_terminal():
         say(f"job {job.submission_id} is already {job.status.lower()}: here is what it prints")
         return number
-    ending: Ending = ending_of(job)
-    if ending == "succeeded" and not getattr(submission.config, "force", False):
-        say(
-            f"job {job.submission_id} has already succeeded"
-            + (f", its output is in {submission.output}" if submission.output else "")
-            + ": to run it again, add --force to the stage's options"
-        )
-        return None
-    say(f"job {job.submission_id} {ending} before: this is attempt {number + 1}")
+    say(f"job {job.submission_id} {ending_of(job)} before: this is attempt {number + 1}")
     return _start(server, config, submission, number + 1)
 
 

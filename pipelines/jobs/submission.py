@@ -1,8 +1,9 @@
 """A command line as a job: its id, the same whenever the same work is asked for, and its attempts.
 
-The id is a function of the stage, of the fields that determine its output, of its inputs and of the
-output. How it runs (workers, tracking server) is left out, so that submitting it again with more
-workers finds the job that is running.
+The id is a function of the stage, of the fields that determine its output, which name its inputs,
+and of the output. How it runs (workers, tracking server) is left out, so that submitting it again
+with more workers finds the job that is running. The content of the inputs is left to the stage,
+which reads them where the job runs.
 """
 
 import hashlib
