@@ -175,6 +175,7 @@ def test_rows_of_tables_keep_their_types_in_every_part(
     table = pa.table(
         {
             "text": ["a list of names", "how a file is opened"],
+            "view": pa.array(["viewed", None], pa.string_view()),  # as Polars writes text
             **{
                 name: pa.array(
                     [list(row[name].items()) if name == "counts" else row[name] for row in rows],
@@ -194,8 +195,9 @@ def test_rows_of_tables_keep_their_types_in_every_part(
     found = pa.concat_tables([pq.read_table(part) for part in parts])
     nearest = found.column("results").combine_chunks().flatten().field("row")
     returned = pa.Table.from_struct_array(nearest)
-    assert returned.schema.equals(table.schema)
-    assert returned.equals(table), "each row is nearest to itself"
+    wanted = table.set_column(1, "view", pa.array(["viewed", None], pa.string()))
+    assert returned.schema.equals(wanted.schema)
+    assert returned.equals(wanted), "each row is nearest to itself"
 
     some = replace(tables, output=f"{config.output}-2", columns=("big", "text"))
     search.run(some)

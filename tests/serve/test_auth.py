@@ -115,7 +115,7 @@ def test_a_file_that_holds_no_keys_is_named(tmp_path: Path, content: str) -> Non
     file.write_text(content)
     with pytest.raises(FormatError, match="wanted"):
         auth.read_keys(str(file))
-    with pytest.raises(FormatError, match=r"got something else .*directory"):
+    with pytest.raises(FormatError, match=r"got something else \(a folder\)"):
         auth.read_keys(str(tmp_path))
     with pytest.raises(ConfigError, match="raybert serve keys create NAME"):
         auth.read_keys(str(tmp_path / "none.json"))

@@ -125,4 +125,14 @@ def read_row_groups(block: Block) -> Iterator[tuple[str, pa.Table]]:
                 table = opened.read_row_group(extent.start)
             except (pa.ArrowInvalid, OSError) as error:
                 raise damaged(path, "Parquet file", error) from error
-            yield f"{path}, row group {extent.start}", table
+            yield f"{path}, row group {extent.start}", _without_views(table)
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """The table with its views of text, as Polars writes them, as strings: Arrow can neither take
+    nor filter views."""
+    fields = [
+        each.with_type(pa.string()) if pa.types.is_string_view(each.type) else each
+        for each in table.schema
+    ]
+    return table.cast(pa.schema(fields, table.schema.metadata))

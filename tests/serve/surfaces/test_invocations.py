@@ -78,7 +78,7 @@ def test_a_wrong_body_is_an_error_in_mlflows_shape(
 def test_a_row_with_several_vectors_is_refused_as_a_record_has_one(front: str, name: str) -> None:
     url = f"{front}/v1/models/{name}/invocations"
     pair = {"inputs": ["a", {"text": "a", "text_pair": "b"}]}
-    refused = {"inputs[1]: wanted one text": pair}
+    refused: dict[str, dict[str, Any]] = {"inputs[1]: wanted one text": pair}
     if name == "feature-extraction":
         refused["per_token: wanted none"] = {"inputs": ["a"], "params": {"per_token": True}}
     for message, body in refused.items():
