@@ -95,8 +95,7 @@ def read_keys(path: str) -> list[Key]:
             f"keys: wanted a file of keys, got nothing at {path}: make one with "
             f"`raybert serve keys create NAME --keys {path}`"
         )
-    if not files.is_file(path):
-        raise FormatError(f"{path}: wanted a file of keys, got something else (a folder)")
+    _check_is_file(path)
     return _parsed(path, files.read_bytes(path))
 
 
@@ -107,6 +106,8 @@ def change_keys(path: str, change: Callable[[list[Key]], list[Key]]) -> None:
     Raises: FormatError if it is no such file; ConfigError where the storage has no conditional
         writes; what `change` raises.
     """
+    if files.exists(path):
+        _check_is_file(path)
     written = None
     while written is None:
         try:
@@ -115,6 +116,11 @@ def change_keys(path: str, change: Callable[[list[Key]], list[Key]]) -> None:
             written = conditional.create(path, _packed(change([])))
         else:
             written = conditional.replace_if(path, _packed(change(_parsed(path, data))), tag)
+
+
+def _check_is_file(path: str) -> None:
+    if not files.is_file(path):
+        raise FormatError(f"{path}: wanted a file of keys, got something else (a folder)")
 
 
 def _parsed(path: str, data: bytes) -> list[Key]:

@@ -387,10 +387,9 @@ class Model:
 
         def encode() -> tuple[list[Any], list[Window]]:
             rows = predictor.rows(list(inputs))
+            # Before windows take their time and memory.
             least = PAD_MULTIPLE * predictor.task.least_windows(rows, parameters)
-            check_tokens(
-                least, self.limits, at_least=True
-            )  # before windows take their time and memory
+            check_tokens(least, self.limits, at_least=True)
             return rows, predictor.encode(rows, parameters)
 
         small = is_small(inputs)

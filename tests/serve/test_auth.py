@@ -117,6 +117,8 @@ def test_a_file_that_holds_no_keys_is_named(tmp_path: Path, content: str) -> Non
         auth.read_keys(str(file))
     with pytest.raises(FormatError, match=r"got something else \(a folder\)"):
         auth.read_keys(str(tmp_path))
+    with pytest.raises(FormatError, match=r"got something else \(a folder\)"):
+        auth.change_keys(str(tmp_path), lambda keys: keys)
     with pytest.raises(ConfigError, match="raybert serve keys create NAME"):
         auth.read_keys(str(tmp_path / "none.json"))
 
