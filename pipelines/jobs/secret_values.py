@@ -6,7 +6,6 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from bert_core.errors import ConfigError
-from pipelines.runtime.description import CREDENTIALS
 
 _SECRET_NAME = re.compile(
     r"(?:^|[._-])(?:(?:access|api|auth|private|secret)?(?:key|token)|sig|signature|pwd|credentials?)$"
@@ -15,6 +14,8 @@ _SECRET_NAME = re.compile(
 )
 # NOTE: a secret key may contain a slash, as does what follows a port: http://mlflow:5000/a@b.
 _PASSWORD = re.compile(r"://(?!\[)[^/\s:@]*:(?!\d{1,5}/)[^\s@\"',]+@")
+_TOKEN = re.compile(r"https?://[^/\s:@\"',]+@", re.I)
+"""What web services take in place of a user; a data base's user alone is no secret."""
 _PARAMETER = re.compile(r"[?&;]([^?&;=\s]+)=([^&;\s\"']*)")
 _SWITCH = re.compile(r"true|false|null|", re.I)
 
@@ -25,7 +26,7 @@ def refuse_secrets(command: Sequence[str], config: Any) -> None:
         named = [(name, value), *_PARAMETER.findall(value)]
         if (
             any(_SECRET_NAME.search(name) and not _SWITCH.fullmatch(text) for name, text in named)
-            or CREDENTIALS.search(value)
+            or _TOKEN.search(value)
             or _PASSWORD.search(value)
         ):
             raise ConfigError(

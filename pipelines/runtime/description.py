@@ -50,8 +50,7 @@ _COMMON = ("/", "runs")
 """Folders that say nothing of a run."""
 # Before the @ of Azure's URIs is a container, and credentials cannot be (`bert_core.storage`).
 _AZURE = r"(?<!\baz://)(?<!\babfs://)(?<!\babfss://)"
-CREDENTIALS = re.compile(rf"{_AZURE}(?<=://)[^/@\s\"]+@", re.IGNORECASE)
-"""The user part of a URI."""
+_CREDENTIALS = re.compile(rf"{_AZURE}(?<=://)[^/@\s\"]+@", re.IGNORECASE)
 _QUERY = re.compile(r"(https?://[^?\s\"]*)\?[^\s\"]*")
 
 
@@ -115,7 +114,7 @@ def _written(value: Any) -> str:
 def without_secrets(text: str) -> str:
     """The text with no credentials in its URLs, and without the queries of http ones, which may
     hold some."""
-    return _QUERY.sub(r"\1", CREDENTIALS.sub("", text))
+    return _QUERY.sub(r"\1", _CREDENTIALS.sub("", text))
 
 
 def source_tags(stage: str, code_version: str) -> dict[str, str]:

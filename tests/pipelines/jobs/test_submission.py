@@ -138,6 +138,7 @@ def test_a_secret_in_a_config_file_is_refused_too(tmp_path: Path) -> None:
         "http://mlflow:5000/a@b",
         "http://[::1]:5000/a@b",
         "models:/m@champion",
+        "postgresql://mlflow@db/mlflow",
         "hf://datasets/owner/name@revision",
         "s3://bucket/a@b/c:d@e",
         "abfss://container@account.dfs.core.windows.net/a",
