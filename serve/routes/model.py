@@ -39,7 +39,8 @@ def model_routes(
     # NOTE: a route that kept the model itself would keep its weights, whatever takes its place.
     router, name, tasks = APIRouter(prefix=prefix), slot.model.name, tuple(slot.model.predictors)
 
-    @router.get("/", responses=errors_of(keys), tags=["model"])
+    # With a prefix, the path of the card is documented without the slash, by the list of models.
+    @router.get("/", responses=errors_of(keys), tags=["model"], include_in_schema=not prefix)
     async def card(request: Request) -> Card:
         """The card of this model."""
         admit(keys, request, name, counts=False)
