@@ -191,7 +191,7 @@ def test_rows_of_a_table_that_cannot_be_read_are_put_aside_by_line(
     wanted = [
         ("2\n", "line 3: wanted 2 cells, as many as the header has columns, got 1"),
         ('3,"A quote, not closed\n', "line 4: wanted a row of .csv, it cannot be read ("),
-        ('4,"Inside."x\n', "line 4: wanted a row of .csv, it cannot be read ("),
+        ('4,"Inside."x\n', "line 5: wanted a row of .csv, it cannot be read ("),
         ("5,Caf\ufffd\n", "line 6: wanted UTF-8, byte 0xe9 is not"),
         ('6,"Two\nlines.",more\n', "line 7: wanted 2 cells, as many as the header has columns, g"),
     ]

@@ -104,14 +104,14 @@ def test_a_pass_is_recorded_with_its_padding(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "wanted"),
     [
-        ("POST", "/predict", b"{", (400, "not_json", "tei", "docs")),
+        ("POST", "/predict", b"{", (400, "not_json", "tei", NONE)),
         ("POST", "/", b'{"inputs": 7}', (422, "invalid_request", "huggingface", "docs")),
         ("POST", "/embed", b'{"inputs": "a"}', (422, "wrong_task", "tei", NONE)),
         ("POST", "/predict", b'{"inputs": "a", "model": "x"}', (404, "not_found", "tei", NONE)),
         ("GET", f"/{MARKER}", b"", (404, "not_found", NONE, NONE)),
         ("POST", f"/v1/models/{MARKER}/x", b"", (404, "not_found", NONE, NONE)),
         ("DELETE", "/predict", b"", (405, "method_not_allowed", NONE, NONE)),
-        ("POST", "/predict", b'{"inputs": "' + b"a " * 999, (413, "too_large", "tei", "docs")),
+        ("POST", "/predict", b'{"inputs": "' + b"a " * 999 + b'"}', (413, "too_large", "tei", "docs")),
     ],
 )  # fmt: skip
 def test_a_refusal_is_recorded_with_its_class_and_without_what_was_sent(
