@@ -23,6 +23,7 @@ from serve.surfaces.catalog import SURFACES
 from tests.serve import live
 
 MARKER = "zyxmarker"
+LARGE = b'{"inputs": "' + b"a " * 999 + b'"}'
 """A word that is in every text, parameter and path of a request."""
 
 
@@ -111,7 +112,7 @@ def test_a_pass_is_recorded_with_its_padding(bundle: Path) -> None:
         ("GET", f"/{MARKER}", b"", (404, "not_found", NONE, NONE)),
         ("POST", f"/v1/models/{MARKER}/x", b"", (404, "not_found", NONE, NONE)),
         ("DELETE", "/predict", b"", (405, "method_not_allowed", NONE, NONE)),
-        ("POST", "/predict", b'{"inputs": "' + b"a " * 999 + b'"}', (413, "too_large", "tei", "docs")),
+        ("POST", "/predict", LARGE, (413, "too_large", "tei", "docs")),
     ],
 )  # fmt: skip
 def test_a_refusal_is_recorded_with_its_class_and_without_what_was_sent(
