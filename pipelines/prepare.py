@@ -197,7 +197,7 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
     counts = {
         "source": without_secrets(corpus.name),
         **encoded,
-        **rows,  # its documents and sentences count, without those that are there twice
+        **rows,  # has documents and sentences too, without duplicates
         "corpus_bytes": size_bytes,
         "peak_memory_bytes": results.peak_memory_bytes,
         "tokenizer_digest": tokenizer.digest,

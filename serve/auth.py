@@ -136,7 +136,7 @@ def _parsed(path: str, data: bytes) -> list[Key]:
         first = error.errors()[0]
         where = ".".join(["keys", *map(str, first["loc"])])
         raise FormatError(
-            f"{path}: wanted a file of keys, got another {where} ({first['msg']})"
+            f"{path}: wanted a file of keys, {where} is wrong ({first['msg']}): correct it"
         ) from error
     except (ValueError, TypeError, KeyError) as error:
         raise FormatError(f"{path}: wanted a file of keys, got something else ({error})") from error

@@ -37,8 +37,8 @@ class KeysConfig:
 
 
 def run(config: KeysConfig) -> None:
-    """Raises: ConfigError for a name that exists already, or does not, for what is no name of a
-    model, or for a day in the past."""
+    """Raises: ConfigError if the key to create exists or the one to revoke does not, if `models`
+    has something that cannot be a model's name, or if the key would have expired already."""
     if config.what == "list":
         keys = auth.read_keys(config.keys) if files.exists(config.keys) else []
         for key in keys:

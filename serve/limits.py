@@ -87,12 +87,12 @@ def check_tokens(tokens: int, limits: Limits, *, at_least: bool = False) -> None
     """Raises: TooLargeError for more tokens than a request may have.
 
     Args:
-        at_least: whether there may be more of them than these.
+        at_least: whether `tokens` is a lower bound.
     """
     if tokens > limits.max_request_tokens:
         raise TooLargeError(
             f"inputs: wanted at most {limits.max_request_tokens} tokens per request, got "
-            f"{'at least ' * at_least}{tokens}: send several requests, or shorter texts"
+            f"{'at least ' if at_least else ''}{tokens}: send several requests, or shorter texts"
         )
 
 

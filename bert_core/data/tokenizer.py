@@ -206,10 +206,10 @@ class Tokenizer:
         )
 
     def _surround(self) -> None:
-        """Let the library put the special tokens around a text that `encode` puts there: BERT's
-        around a text or two, where it has none.
+        """Have the library add the special tokens that `encode` adds: if it adds none, it gets
+        BERT's template for one text and for two.
 
-        Raises: FormatError if it puts others there.
+        Raises: FormatError if it adds others.
         """
         bare, whole = (
             self.inner.encode("", add_special_tokens=special).ids for special in (False, True)

@@ -32,10 +32,10 @@ BPE_SPECIAL = tuple(OTHER_NAMES[one] for one in (CLS, PAD, SEP, UNK, MASK))
 UNIGRAM_SPECIAL = (OTHER_NAMES[PAD], OTHER_NAMES[UNK], CLS, SEP, MASK)
 LONGEST_PIECE = 16
 LEAST_ALPHABET = 1000
-"""How many characters are kept at least, the most frequent ones; others are unknown."""
+"""Minimum number of characters to keep, the most frequent ones; others are unknown."""
 COVERAGE_PER_MILLION = 999_500
-"""More are kept until they are so many of all characters, or fill half the vocabulary. It is
-SentencePiece's coverage: in Chinese and Japanese it takes thousands of characters."""
+"""More characters are kept until they make up this share of the text, or fill half the vocabulary.
+It is SentencePiece's default; Chinese and Japanese take thousands of characters to reach it."""
 ROUNDS = 2
 
 

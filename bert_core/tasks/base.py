@@ -263,7 +263,7 @@ class Task(ABC):
         """
 
     def least_windows(self, rows: Sequence[Row], parameters: Any) -> int:
-        """At least how many windows `encode` makes of rows, which costs no tokenizing."""
+        """A lower bound of the number of windows that `encode` makes, found without tokenizing."""
         return len(rows)
 
     @abstractmethod

@@ -15,7 +15,7 @@ _SECRET_NAME = re.compile(
 # NOTE: a secret key may contain a slash, as does what follows a port: http://mlflow:5000/a@b.
 _PASSWORD = re.compile(r"://(?!\[)[^/\s:@]*:(?!\d{1,5}/)[^\s@\"',]+@")
 _TOKEN = re.compile(r"https?://[^/\s:@\"',]+@", re.I)
-"""What web services take in place of a user; a data base's user alone is no secret."""
+"""Web services take a token in place of a user; a database's user alone is no secret."""
 _PARAMETER = re.compile(r"[?&;]([^?&;=\s]+)=([^&;\s\"']*)")
 _SWITCH = re.compile(r"true|false|null|", re.I)
 

@@ -166,7 +166,9 @@ def test_sets_as_their_authors_publish_them_are_read_compressed_too(
     assert (row["context"], row["answers"]) == ("a b", answers)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary("int32", "string")])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary("int32", "string")]
+)
 def test_parquet_is_cut_at_its_row_groups(tmp_path: Path, kind: pa.DataType) -> None:
     rows = [*TEXTS[:30], None, *TEXTS[30:]]
     config = parquet(tmp_path / "a.parquet", n=range(61), text=pa.array(rows, kind))
