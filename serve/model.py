@@ -335,7 +335,8 @@ class Model:
             keys = keys_of(self.digest, predictor.task.name, parameters, rows)
             return rows, keys, cache.find(keys)
 
-        rows, keys, cached = look_up() if is_small(inputs) else await self.off_loop(look_up)
+        small = _is_small(inputs, parameters)
+        rows, keys, cached = look_up() if small else await self.off_loop(look_up)
         missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in cached}
         hits = len(keys) - len(missing)
         self._recorder.recalled(self.name, self.version_label, hits=hits, misses=len(missing))
@@ -392,7 +393,7 @@ class Model:
             check_tokens(least, self.limits, at_least=True)
             return rows, predictor.encode(rows, parameters)
 
-        small = is_small(inputs)
+        small = _is_small(inputs, parameters)
         rows, windows = encode() if small else await self.off_loop(encode, is_long=are_long)
         encoded_s = time.perf_counter()
         tokens = sum(map(padded_length, windows))
@@ -532,6 +533,13 @@ class Model:
         )
         passes = ([Pass(each, began_s, ended_s) for each in its] for its in scores)
         return [dict(zip(models, its, strict=True)) for its in zip(*passes, strict=True)]
+
+
+def _is_small(inputs: Sequence[Any], parameters: Parameters | None) -> bool:
+    """Whether the event loop may tokenize the inputs itself. Parameters count once per input, with
+    which each of their labels is read."""
+    asked = {} if parameters is None else vars(parameters)
+    return is_small(inputs) and is_small([asked] * len(inputs))
 
 
 def _check_weights(folder: Path, predictor: Predictor) -> None:

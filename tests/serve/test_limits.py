@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from bert_core.errors import ConfigError, FormatError
 from bert_core.predictor import Predictor
+from bert_core.tasks.zero_shot_classification import ZeroShotParameters
 from serve.errors import DeadlineError
 from serve.limits import Limits
 from serve.receiving import DEADLINE
@@ -107,6 +109,28 @@ def test_labels_of_many_texts_are_counted_before_they_are_tokenized(
         assert "tokens per request, got at least 6480000" in response.json()["error"]
         body = {"inputs": ["a"] * 2, "parameters": {"candidate_labels": labels[:2]}}
         assert post(url, body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "thread"), [(1, 2, "MainThread"), (1, 600, "texts_0"), (60, 9, "texts_0")]
+)
+def test_many_labels_are_not_tokenized_on_the_event_loop(
+    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch, texts: int, labels: int, thread: str
+) -> None:
+    model = live.loaded("nli", bundles["nli"])
+    predictor = model.predictor_for("zero-shot-classification")
+    encode, threads = predictor.encode, set()
+
+    def observed(rows: Any, parameters: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return encode(rows, parameters)
+
+    monkeypatch.setattr(predictor, "encode", observed)
+    named = [f"label {number}" for number in range(labels)]
+    parameters = ZeroShotParameters(candidate_labels=named)
+    answers = asyncio.run(model.predict(["a"] * texts, parameters, predictor.task.name))
+    assert [len(answer) for answer in answers] == [labels] * texts
+    assert threads == {thread}
 
 
 def test_the_candidates_of_all_masks_are_limited(bundles: dict[str, Path]) -> None:
