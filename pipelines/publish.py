@@ -32,6 +32,7 @@ from tracking.upload import check_id, check_token, upload
 if TYPE_CHECKING:
     from bert_core.predictor import Predictor
     from bert_core.tasks.base import Task
+    from tracking.registry import Version
 
 PUBLICATION, MODEL_CARD = "publication.json", "model_card.md"
 EXAMPLES = 2
@@ -102,7 +103,8 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         or examples_of(predictor.task, rows, EXAMPLES)
         or predictor.task.examples
     )
-    verdict, not_compared = _compared(config, evaluation, predictor, rows, uri)
+    current = registry.champion(config.name, uri=uri)
+    verdict, not_compared = _compared(config, evaluation, predictor, rows, current, uri)
     recorded = read_run(config.local_folder)
     publication = registry.publish(
         folder,
@@ -112,6 +114,7 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         input_example=examples,
         experiment=config.experiment,
         run_id=recorded.run_id if recorded else None,
+        compared_with=current,
         verdict=verdict,
         not_compared=not_compared,
         force=config.force,
@@ -176,14 +179,14 @@ def _compared(
     evaluation: Manifest,
     predictor: "Predictor",
     rows: list[dict[str, Any]],
+    current: "Version | None",
     uri: str,
 ) -> tuple[Verdict | None, str]:
-    """Whether the bundle is not worse than the champion, on the evaluation's rows that neither was
-    trained on, or a clause that says why they are not compared; neither if there is no champion."""
-    from tracking import registry
+    """Whether the bundle is not worse than the `current` champion, on the evaluation's rows that
+    neither was trained on, or a clause that says why they are not compared; neither if there is no
+    champion."""
     from tracking.resolve import resolve
 
-    current = registry.champion(config.name, uri=uri)
     if current is None:
         return None, ""
     champion_folder = resolve(f"models:/{config.name}/{current.version}", uri=uri)

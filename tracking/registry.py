@@ -100,6 +100,7 @@ def publish(
     input_example: Sequence[Any],
     experiment: str = "raybert",
     run_id: str | None = None,
+    compared_with: Version | None = None,
     verdict: Verdict | None = None,
     not_compared: str = "",
     force: bool = False,
@@ -114,7 +115,9 @@ def publish(
         input_example: a few inputs as callers send them, which the bundle must answer before it is
             registered; all texts, or all objects. Inputs that are too long are cut.
         run_id: the MLflow run that publishes.
-        verdict: comparison of this bundle with the current champion, on rows that selected neither.
+        compared_with: the champion of the comparison; if another version has become the champion
+            since, that one stays.
+        verdict: comparison of this bundle with it, on rows that selected neither.
         not_compared: a clause that says why there is no verdict.
         force: move the alias regardless of the scores.
     Raises: ConfigError for an invalid name; FormatError if the bundle is damaged or has no
@@ -127,7 +130,6 @@ def publish(
         )
     bundle = Path(bundle).absolute()
     with as_default(uri) as client:
-        before = _champion(client, name)
         # Imported late because it imports torch.
         from bert_core.predictor import Predictor
 
@@ -146,7 +148,11 @@ def publish(
                 **{f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in metrics.items()},
             }
             version = _register(client, name, model_id, run_id, tags)
-        is_champion, why = _decide(version, before, verdict, not_compared, force=force)
+        # Only now: storing a bundle takes a while, and another process may publish meanwhile.
+        before = _champion(client, name)
+        is_champion, why = _decide(
+            version, before, compared_with, verdict, not_compared, force=force
+        )
         if is_champion and before != version:
             client.set_registered_model_alias(name, CHAMPION, version.version)
     return Publication(version, is_new, is_champion, why)
@@ -185,6 +191,7 @@ def note_upload(version: Version, reference: str, run_id: str | None, *, uri: st
 def _decide(
     new: Version,
     before: Version | None,
+    compared_with: Version | None,
     verdict: Verdict | None,
     not_compared: str,
     *,
@@ -198,6 +205,12 @@ def _decide(
     compared = "" if verdict is None else f", the difference is {verdict}"
     if force:
         return True, f"version {new.version} is the champion by force{compared}"
+    if compared_with is not None and compared_with != before:
+        return False, (
+            f"version {before.version} stays the champion: it became the champion while version "
+            f"{new.version} was compared with version {compared_with.version}; publish again, with "
+            "another output, to compare them"
+        )
     if not_compared:
         return False, (
             f"version {before.version} stays the champion: {not_compared}; --force makes version "

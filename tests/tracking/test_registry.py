@@ -72,6 +72,24 @@ def test_the_champion_is_replaced_only_by_one_that_is_not_worse(
     assert sorted(str(version.version) for version in versions) == ["1", "2"]
 
 
+def test_a_comparison_says_nothing_about_a_champion_that_came_after_it(
+    store: str, name: str, bundles: list[Path]
+) -> None:
+    first = publish_at(store, name, bundles[0])
+    compared = champion(name, uri=store)
+    meanwhile = publish_at(store, name, bundles[1], force=True)
+    late = publish_at(
+        store, name, bundles[2], compared_with=compared, verdict=verdict_of(RIGHT, WRONG)
+    )
+    assert compared == first.version
+    assert not late.is_champion
+    assert late.why == (
+        "version 2 stays the champion: it became the champion while version 3 was compared with "
+        "version 1; publish again, with another output, to compare them"
+    )
+    assert champion(name, uri=store) == meanwhile.version
+
+
 def test_a_version_shows_its_run_metrics_signature_and_example(
     tmp_path: Path, store: str, name: str, bundles: list[Path]
 ) -> None:
