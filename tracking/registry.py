@@ -60,6 +60,7 @@ _OUTPUT_TYPES = {
     pa.float32(): "float",
     pa.float64(): "double",
 }
+_PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)
 _FORBIDDEN_IN_NAMES = re.compile(r"[/:@.%'\"`]")
 
 
@@ -143,7 +144,7 @@ def publish(
             )
             tags = {
                 DIGEST_TAG: predictor.bundle.digest,
-                PATH_TAG: f"artifacts/{bundle.name}",
+                PATH_TAG: f"artifacts/{_stored_name(bundle)}",
                 TASK_TAG: predictor.task.name,
                 **{f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in metrics.items()},
             }
@@ -283,7 +284,7 @@ def _log_model(
                 model,
                 mlflow_model=Model(run_id=run_id, model_id=logged.model_id),
                 python_model=str(MODEL_CODE),
-                artifacts={"bundle": str(_without_links(bundle, Path(scratch)))},
+                artifacts={"bundle": str(_storable(bundle, Path(scratch)))},
                 signature=signature,
                 input_example=list(input_example),
                 pip_requirements=_requirements(predictor),
@@ -304,15 +305,20 @@ def _log_model(
     return logged.model_id
 
 
-def _without_links(bundle: Path, scratch: Path) -> Path:
-    """The bundle, or a copy of its files in `scratch`: MLflow takes no links out of a folder, as
-    there are in the hub's cache."""
+def _stored_name(bundle: Path) -> str:
+    """What a bundle's folder is called inside MLflow's model, where it becomes part of URIs."""
+    return bundle.name if _PLAIN.fullmatch(bundle.name) else "bundle"
+
+
+def _storable(bundle: Path, scratch: Path) -> Path:
+    """The bundle, or a copy of its files in `scratch`: MLflow keeps the folder's name, and takes no
+    links out of a folder, as there are in the hub's cache."""
     from bert_core.bundle.format import bundle_files
 
-    names = bundle_files(bundle)
-    if not any((bundle / name).is_symlink() for name in names):
+    names, stored_name = bundle_files(bundle), _stored_name(bundle)
+    if bundle.name == stored_name and not any((bundle / name).is_symlink() for name in names):
         return bundle
-    copy = scratch / bundle.name
+    copy = scratch / stored_name
     for name in names:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(bundle / name, copy / name)

@@ -104,6 +104,24 @@ def test_a_registered_version_is_the_bundle_that_was_published(
     assert not (tmp_path / "cache").exists(), "it lies on this disk already"
 
 
+@pytest.mark.parametrize("folder", ["my bundle", "模型", "a%20b", "v1#2"])
+def test_a_registered_bundle_is_found_whatever_its_folder_was_called(
+    tmp_path: Path, store: str, bundles: list[Path], folder: str
+) -> None:
+    shutil.copytree(bundles[0], tmp_path / folder)
+    name = f"folder {folder}".replace("%", " ")
+    publish(
+        tmp_path / folder,
+        name=name,
+        uri=store,
+        metrics={},
+        input_example=["abc"],
+        experiment="resolve",
+    )
+    found = resolve(f"models:/{name}@champion", uri=store)
+    assert bundle_digest(found) == bundle_digest(bundles[0])
+
+
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
