@@ -1,7 +1,12 @@
 """What Prometheus sees of a training run: gauges of Ray Train's controller.
 
-The metrics agent of its node exports them as `ray_raybert_train_…`.
+The metrics agent of its node exports them as `ray_raybert_train_…`. It forgets gauges
+that are not set again for twice the interval of its exports (10 s), so a thread sets them again:
+a run that hangs, or seldom reports, shows what it reported last until its controller ends.
 """
+
+import threading
+import time
 
 from ray.util.metrics import Gauge
 
@@ -11,6 +16,8 @@ from tracking.goodput import Goodput
 
 PREFIX = "raybert_train_"
 OUTPUT, ACTIVITY = "output", "activity"
+SET_EVERY_S = 1.0
+"""How often the gauges are set again."""
 POINT = {
     name: names.MEANINGS[name]
     for name in (
@@ -55,6 +62,8 @@ class Gauges:
             description="Seconds of the wall time of the run, by activity.",
             tag_keys=(OUTPUT, ACTIVITY),
         )
+        self._shown: dict[tuple[str, str], float] = {}
+        threading.Thread(target=self._keep, name="gauges", daemon=True).start()
 
     def show(self, records: Records, goodput: Goodput, now_s: float) -> None:
         """Show a report.
@@ -73,8 +82,19 @@ class Gauges:
             names.RECOMPUTED_STEPS: goodput.recomputed_steps,
             names.COST_USD: goodput.cost_usd,
         }
-        for name, number in numbers.items():
-            if number is not None:
+        shown = {(name, ""): x for name, x in numbers.items() if x is not None}
+        shown |= {(SECONDS, activity): seconds for activity, seconds in goodput.seconds.items()}
+        self._shown = self._shown | shown  # not in place: the thread reads it
+        self._set()
+
+    def _set(self) -> None:
+        for (name, activity), number in self._shown.items():
+            if activity:
+                self._seconds.set(number, {**self._tags, ACTIVITY: activity})
+            else:
                 self._gauges[name].set(number, self._tags)
-        for activity, seconds in goodput.seconds.items():
-            self._seconds.set(seconds, {**self._tags, ACTIVITY: activity})
+
+    def _keep(self) -> None:
+        while True:
+            time.sleep(SET_EVERY_S)
+            self._set()

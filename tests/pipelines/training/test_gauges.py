@@ -48,6 +48,18 @@ prepare.run(shards)
 pretrain.run(training)
 """
 
+HANGS = """
+import sys, time
+import ray
+from pipelines.training.gauges import Gauges
+from tracking.goodput import Goodput
+
+ray.init(sys.argv[1])
+spent = Goodput(began_s=0.0, until_s=1.0, seconds={"computing": 1.0})
+Gauges("hangs").show([(7, {"loss": 2.5})], spent, 600.0)
+time.sleep(600)
+"""
+
 
 @dataclass
 class Watched:
@@ -154,3 +166,29 @@ def test_a_run_is_shown_as_its_record_has_it(watched: Watched) -> None:
     assert 0 < values("progress")[-1] <= 1
     assert values("workers")[-1] == 1
     assert values("cost_usd")[-1] > 0
+
+
+def test_a_run_that_hangs_shows_its_last_report_until_its_process_ends() -> None:
+    variables = {"HOME": "/nonexistent", "RAY_metrics_report_interval_ms": "1000"}
+    shown = [f"ray_raybert_train_{name}" for name in ("reported_timestamp_seconds", "seconds")]
+    with running_head(variables, mode="disabled") as head:
+        target = f"127.0.0.1:{head.ports['metrics-export-port']}"
+
+        def is_shown() -> bool:
+            page = exported(target)
+            return all(
+                {"hangs"} <= {each.get("output") for each in page.get(name, [])} for name in shown
+            )
+
+        environment = os.environ | head.environment | {"RAY_AUTH_MODE": "disabled"}
+        address = f"127.0.0.1:{head.ports['port']}"
+        process = subprocess.Popen([sys.executable, "-c", HANGS, address], env=environment)
+        try:
+            prometheus.eventually("the report is shown", is_shown)
+            for _ in range(10):  # an agent forgets what is not set again within two seconds
+                time.sleep(1)
+                assert is_shown()
+        finally:
+            process.kill()
+            process.wait()
+        prometheus.eventually("it is forgotten", lambda: not is_shown())
