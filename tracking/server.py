@@ -5,6 +5,7 @@ environment variables read, or given a default, are MLflow's own.
 """
 
 import os
+import re
 import shutil
 import threading
 import uuid
@@ -32,6 +33,8 @@ JSON = "application/json"
 REFUSALS = (401, 403, 404, 405)
 OF_ALLOWED_HOSTS = "Invalid Host header"
 """Begins MLflow's refusal of the name that it was called by."""
+_SECRET = re.compile(r"(ssl)?(password|passwd|pwd)|odbc_connect", re.IGNORECASE)
+"""Parameters with which the drivers of databases take a password."""
 _MAKING = threading.Lock()
 
 
@@ -54,8 +57,9 @@ def tracking_uri(configured: str | None) -> str:
     if scheme not in (*DATABASES, "http", "https", "databricks"):
         raise ConfigError(
             f"tracking_uri: wanted a server (http://…) or database (sqlite:///…, postgresql://…), "
-            f"since MLflow 3 does not record to folders, got {uri}: give {SQLITE}{Path.cwd()}/"
-            "runs/mlflow.db, or leave tracking_uri and MLFLOW_TRACKING_URI unset"
+            f"since MLflow 3 does not record to folders, got {without_password(uri)}: give "
+            f"{SQLITE}{Path.cwd()}/runs/mlflow.db, or leave tracking_uri and "
+            "MLFLOW_TRACKING_URI unset"
         )
     if uri.startswith(SQLITE):
         return f"{SQLITE}{Path(uri.removeprefix(SQLITE)).absolute()}"
@@ -63,13 +67,17 @@ def tracking_uri(configured: str | None) -> str:
 
 
 def without_password(uri: str) -> str:
-    """The URI without credentials: `postgresql://me:secret@host/db` loses `me:secret@`."""
-    parts = urlsplit(uri)
-    return (
-        uri
-        if "@" not in parts.netloc
-        else uri.replace(f"{parts.netloc.rpartition('@')[0]}@", "", 1)
-    )
+    """The URI without credentials: `postgresql://me:secret@host/db` loses `me:secret@`, and
+    `postgresql://host/db?user=me&password=secret` its last parameter."""
+    credentials, at, _ = urlsplit(uri).netloc.rpartition("@")
+    if at:
+        uri = uri.replace(f"{credentials}@", "", 1)
+    base, _, query = uri.partition("?")
+    parameters = query.split("&")
+    kept = [each for each in parameters if not _SECRET.fullmatch(each.partition("=")[0])]
+    if len(kept) == len(parameters):
+        return uri
+    return "?".join([base, "&".join(kept)]) if kept else base
 
 
 def settle_environment() -> None:

@@ -35,6 +35,13 @@ def test_a_folder_is_refused_with_a_way_out(uri: str) -> None:
 
 def test_a_password_is_not_written_down() -> None:
     assert without_password("postgresql://me:se@cret@db:5432/ml") == "postgresql://db:5432/ml"
+    in_query = "postgresql://db/ml?user=me&password=secret"
+    assert without_password(in_query) == "postgresql://db/ml?user=me"
+    assert without_password("mysql://db/ml?passwd=a&ssl=1&PWD=b") == "mysql://db/ml?ssl=1"
+    assert without_password("mssql:///?odbc_connect=PWD%3Dsecret") == "mssql:///"
+    with pytest.raises(ConfigError, match=r"got postgres://db/ml: give sqlite") as refused:
+        tracking_uri("postgres://me:secret@db/ml")
+    assert "secret" not in str(refused.value)
     assert without_password("http://tracking:5000") == "http://tracking:5000"
     assert without_password("sqlite:////home/a@b/mlflow.db") == "sqlite:////home/a@b/mlflow.db"
 
