@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 REMARKS = ("rows_cut", "rows_with_empty_text", "broken_lines_left_out")
 """Counts of an evaluation: rows that were changed or left out."""
 
+_BARE_KEY = re.compile(r"[\w-]+", re.ASCII)
+"""Of TOML: any other is in quotes."""
+
 Classes = Mapping[str, Mapping[str, float]]
 
 SHOWN_LABELS, SHOWN_CLASSES = 20, 20
@@ -195,12 +198,13 @@ def _cut(task: "Task") -> str:
 
 def _evaluated(evaluation: Manifest) -> str:
     counts, digest = evaluation.counts, evaluation.inputs.get("held_out", "")
+    source = code_span(counts["source"]) if "source" in counts else "a file"
     seen = counts.get("rows_seen_in_training", 0)
     warning = f" **{seen:,} of them trained or selected it**, which favours it." if seen else ""
     odd = [f"{n:,} {name.replace('_', ' ')}" for name in REMARKS if (n := counts.get(name, 0))]
     warning += f" Of note: {', '.join(odd)}." if odd else ""
     return (
-        f"Measured on {counts['rows']:,} rows of {counts.get('source', 'a file')} (sha256 "
+        f"Measured on {counts['rows']:,} rows of {source} (sha256 "
         f"`{digest}`).{warning} Intervals are 95 % intervals, by bootstrap over these rows; the "
         "baseline is the best answer that ignores the input. The metric that decides is "
         f"{counts['primary_metric']}."
@@ -241,7 +245,7 @@ def _by_class(classes: Classes) -> str:
     for label in shown[:SHOWN_CLASSES]:
         figures = classes[label]
         values = " | ".join(_number(figures[name]) for name in kinds)
-        lines.append(f"| {_cell(label)} | {values} | {figures['support']:,} |")
+        lines.append(f"| {_cell(code_span(label))} | {values} | {figures['support']:,} |")
     if len(shown) > SHOWN_CLASSES:
         lines.append(f"\n{len(shown) - SHOWN_CLASSES} more are in the evaluation's `classes.json`.")
     return "\n".join(lines)
@@ -255,7 +259,7 @@ def _lineage(bundle: "Bundle") -> str:
             if (data["name"], data["digest"]) in shown:
                 continue
             shown.add((data["name"], data["digest"]))
-            facts = [data["source"]] if "source" in data else []
+            facts = [code_span(data["source"])] if "source" in data else []
             facts += [f"{v:,} {k}" for k, v in data.items() if isinstance(v, int)]
             lines.append(f"| {data['name']} | `{data['digest']}` | {_cell(', '.join(facts))} |")
         how = ORIGINS.get(lineage.get("stage"), "made by raybert")
@@ -313,10 +317,11 @@ def _toml(config: Mapping[str, Any], prefix: str = "") -> list[str]:
     """One line per field; TOML has no null, so unset fields are left out."""
     lines = []
     for name, value in config.items():
+        key = prefix + (name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False))
         if isinstance(value, Mapping):
-            lines.extend(_toml(value, f"{prefix}{name}."))
+            lines.extend(_toml(value, f"{key}."))
         elif value is not None:
-            lines.append(f"{prefix}{name} = {json.dumps(value, ensure_ascii=False)}")
+            lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
     return lines
 
 

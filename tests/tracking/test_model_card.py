@@ -1,12 +1,15 @@
 """What a card shows of names that come with the data stays what it was, whatever is in it."""
 
 import re
+import tomllib
+from html import escape
 
 import pytest
 from markdown_it import MarkdownIt
 
+from bert_core.manifest import Manifest
 from tracking.goodput import CLUSTER, Goodput
-from tracking.model_card import code_span, time_table
+from tracking.model_card import _by_class, _evaluated, _recipes, code_span, time_table
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,24 @@ def test_code_is_one_line_that_holds_any_text(text: str, shown: str) -> None:
     ]
     code = [token.content for token in paragraph.children or () if token.type == "code_inline"]
     assert code == [shown, "y"]
+
+
+def test_labels_and_sources_are_shown_as_they_are() -> None:
+    labels = ["<unk>", "*a*", "a|b", "_", "`"]
+    figures = {"precision": 0.5, "recall": 0.5, "f1": 0.5}
+    table = _by_class({label: figures | {"support": 9 - n} for n, label in enumerate(labels)})
+    html = MarkdownIt().enable("table").render(table)
+    shown = [re.findall(r"<td>(.*?)</td>", row)[0] for row in html.split("<tr>")[2:]]
+    assert shown == [f"<code>{escape(label)}</code>" for label in labels]
+    counts = {"rows": 3, "source": "data/*.a.jsonl,data/*.b.jsonl", "primary_metric": "f1"}
+    evaluation = Manifest(stage="evaluate", digest="", config={}, inputs={}, counts=counts)
+    assert f"<code>{counts['source']}</code>" in MarkdownIt().render(_evaluated(evaluation))
+
+
+def test_a_recipe_is_toml_whatever_its_keys_are() -> None:
+    config = {"options": {"prompts": {"search query": "q: ", "a.b": "x", "ü": "y"}}, "epochs": 3}
+    (recipe,) = _recipes({"stage": "finetune", "config": config})
+    assert tomllib.loads(recipe.split("```toml\n")[1].removesuffix("\n```")) == config
 
 
 def test_where_the_time_went_is_a_table() -> None:
