@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from bert_core.metrics.calibration import Reliability
@@ -335,6 +336,8 @@ def _short_number(value: float, _: int | None = None) -> str:
 
 def _save(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a label such as `$$` is no formula
     # Without bbox_inches, labels next to an image of fixed proportions are cut off.
     figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.1)
     return path

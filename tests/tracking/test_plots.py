@@ -65,6 +65,14 @@ def test_a_confusion_matrix_is_drawn_also_with_an_empty_row(tmp_path: Path, clas
     assert is_drawn(plot_confusion(labels, matrix, tmp_path / "confusion.png"))
 
 
+def test_labels_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
+    def drawn(labels: list[str]) -> np.ndarray:
+        return imread(plot_confusion(labels, np.eye(2, dtype=np.int64), tmp_path / "confusion.png"))
+
+    assert drawn(["$$", "$_$"]).std() > 0.01
+    assert not np.array_equal(drawn(["$a$", "b"]), drawn(["a", "b"]))
+
+
 def test_of_more_labels_than_can_be_read_those_with_most_errors_are_drawn_and_none_is_lost() -> (
     None
 ):
