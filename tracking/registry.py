@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 import pyarrow as pa
 
 from bert_core.checks import base_type
-from bert_core.errors import ConfigError
+from bert_core.errors import ConfigError, ResourceError
 from bert_core.metrics.bootstrap import Verdict
+from bert_core.wording import error_in_one_line
 from tracking.server import as_default, connect, experiment_id
 
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ def publish(
         not_compared: a clause that says why there is no verdict.
         force: move the alias regardless of the scores.
     Raises: ConfigError for an invalid name; FormatError if the bundle is damaged or has no
-        task; ResourceError if MLflow does not answer.
+        task; ResourceError if MLflow does not answer, or its artifact store takes nothing.
     """
     if _FORBIDDEN_IN_NAMES.search(name) or not name.strip():
         raise ConfigError(
@@ -271,6 +273,7 @@ def _log_model(
     """Store the bundle as an MLflow model with signature, example and metrics. Returns its id."""
     import mlflow
     from mlflow.entities import LoggedModelOutput, Metric
+    from mlflow.exceptions import MlflowException
     from mlflow.models import Model
 
     signature = _signature(predictor, input_example)
@@ -289,7 +292,14 @@ def _log_model(
                 input_example=list(input_example),
                 pip_requirements=_requirements(predictor),
             )
-            client.log_model_artifacts(logged.model_id, str(model))
+            try:
+                client.log_model_artifacts(logged.model_id, str(model))
+            except Exception as error:  # every artifact store has its own classes
+                raise ResourceError(
+                    f"wanted MLflow to store {bundle} in {logged.artifact_location}, it does not "
+                    f"({error_in_one_line(error)}): see what `raybert doctor` says of the artifact "
+                    "store, then run the same command again"
+                ) from error
         if run_id is not None:
             now_ms = time.time_ns() // 1_000_000
             values = [
@@ -299,7 +309,8 @@ def _log_model(
             client.log_batch(run_id, metrics=values)
             client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
     except BaseException:
-        client.finalize_logged_model(logged.model_id, "FAILED")
+        with suppress(MlflowException):  # of a server that is away, which is what to tell
+            client.finalize_logged_model(logged.model_id, "FAILED")
         raise
     client.finalize_logged_model(logged.model_id, "READY")
     return logged.model_id

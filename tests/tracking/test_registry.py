@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_core.errors import ConfigError, FormatError
+from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.metrics.bootstrap import Verdict, not_worse
 from tracking.model_card import without_front_matter
 from tracking.registry import Publication, champion, describe, publish
@@ -172,3 +172,15 @@ def test_a_folder_that_is_no_bundle_is_not_registered(
     with pytest.raises(FormatError, match=r"wanted this file"):
         publish_at(store, name, tmp_path)
     assert champion(name, uri=store) is None
+
+
+def test_an_artifact_store_that_takes_nothing_is_named(
+    tmp_path: Path, name: str, bundles: list[Path]
+) -> None:
+    (tmp_path / "mlartifacts").write_text("in the way")
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    with pytest.raises(ResourceError, match=r"store .*/0 in file:.*mlartifacts.*raybert doctor"):
+        publish_at(store, name, bundles[0])
+    assert champion(name, uri=store) is None
+    (tmp_path / "mlartifacts").unlink()
+    assert publish_at(store, name, bundles[0]).is_champion
