@@ -65,7 +65,7 @@ def model_card(
         f"# {version.name}, version {version.version}",
         _summary(predictor),
         "## Use",
-        *([] if hub is None else [_use_of_hub(version.name, hub)]),
+        *([] if hub is None else [_use_of_hub(hub)]),
         _use(publication, predictor, example),
         "## Evaluation",
         _evaluated(evaluation),
@@ -183,7 +183,8 @@ def _use(publication: Publication, predictor: "Predictor", example: Any) -> str:
     )
 
 
-def _use_of_hub(name: str, hub: str) -> str:
+def _use_of_hub(hub: str) -> str:
+    name = hub.rpartition("/")[2]  # which a server takes, unlike any name in a registry
     return (
         "From the Hugging Face hub, over HTTP or on files of rows:\n\n"
         f"```bash\nraybert serve --models {name}={hub}\n"

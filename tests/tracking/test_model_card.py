@@ -8,8 +8,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from bert_core.manifest import Manifest
+from serve.config import parse_models
 from tracking.goodput import CLUSTER, Goodput
-from tracking.model_card import _by_class, _evaluated, _recipes, code_span, time_table
+from tracking.model_card import _by_class, _evaluated, _recipes, _use_of_hub, code_span, time_table
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,14 @@ def test_a_recipe_is_toml_whatever_its_keys_are() -> None:
     config = {"options": {"prompts": {"search query": "q: ", "a.b": "x", "ü": "y"}}, "epochs": 3}
     (recipe,) = _recipes({"stage": "finetune", "config": config})
     assert tomllib.loads(recipe.split("```toml\n")[1].removesuffix("\n```")) == config
+
+
+def test_a_server_takes_the_name_that_the_card_of_an_uploaded_model_gives() -> None:
+    (command,) = [
+        line for line in _use_of_hub("owner/my.model").splitlines() if "raybert serve" in line
+    ]
+    models = parse_models(command.partition("--models ")[2])
+    assert models == {"my.model": "owner/my.model"}
 
 
 def test_where_the_time_went_is_a_table() -> None:
