@@ -64,7 +64,9 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _name(text: str) -> str:
-    return _FORBIDDEN.sub("_", text)[:KEY_CHARACTERS]
+    """The nearest name that MLflow takes: as a path, it may not mean another one."""
+    parts = _FORBIDDEN.sub("_", text)[:KEY_CHARACTERS].split("/")
+    return "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
 
 
 def _shortened(text: str, characters: int) -> str:

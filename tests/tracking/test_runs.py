@@ -319,6 +319,16 @@ def test_a_damaged_run_file_stops_the_start_not_the_training(tmp_path: Path, sto
 def test_names_and_values_are_brought_within_mlflows_limits() -> None:
     flat = flatten({"a": {"b": {"c": [1, 2]}, "d": None}, "odd=name": True, "k" * 300: 1})
     assert flat == {"a.b.c": "[1, 2]", "a.d": "None", "odd_name": "True", "k" * 250: "1"}
+    assert flatten({"../a//b/./": 1, "/": 2}) == {"a/b": "1", "_": "2"}
+
+
+def test_names_that_mlflow_would_refuse_hold_up_no_records(tmp_path: Path, store: str) -> None:
+    run = RunRecorder.open(tmp_path, uri=store, params={"prompts": {"query/": "q: "}})
+    run.record(1, {"system//rack/node/cpu": 3.0, "loss": 1.0})
+    assert run.close(timeout_s=60.0) is None
+    data = connect(store).get_run(run.run_id or "").data
+    assert data.metrics == {"system/rack/node/cpu": 3.0, "loss": 1.0}
+    assert data.params == {"prompts.query": "q: "}
 
 
 def test_importing_the_recorder_does_not_import_mlflow() -> None:
