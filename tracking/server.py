@@ -33,6 +33,8 @@ JSON = "application/json"
 REFUSALS = (401, 403, 404, 405)
 OF_ALLOWED_HOSTS = "Invalid Host header"
 """Begins MLflow's refusal of the name that it was called by."""
+# NOTE: not by urlsplit: databases take a password with / ? # in it. What follows a port is none.
+_CREDENTIALS = re.compile(r"(?<=://)(?!\[)[^/:@]*(?::(?!\d{1,5}/)(?:[^?]*|[^@]*))?@")
 _SECRET = re.compile(r"(ssl)?(password|passwd|pwd)|odbc_connect", re.IGNORECASE)
 """Parameters with which the drivers of databases take a password."""
 _MAKING = threading.Lock()
@@ -69,9 +71,7 @@ def tracking_uri(configured: str | None) -> str:
 def without_password(uri: str) -> str:
     """The URI without credentials: `postgresql://me:secret@host/db` loses `me:secret@`, and
     `postgresql://host/db?user=me&password=secret` its last parameter."""
-    credentials, at, _ = urlsplit(uri).netloc.rpartition("@")
-    if at:
-        uri = uri.replace(f"{credentials}@", "", 1)
+    uri = _CREDENTIALS.sub("", uri, count=1)
     base, _, query = uri.partition("?")
     parameters = query.split("&")
     kept = [each for each in parameters if not _SECRET.fullmatch(each.partition("=")[0])]

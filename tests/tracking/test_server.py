@@ -35,6 +35,9 @@ def test_a_folder_is_refused_with_a_way_out(uri: str) -> None:
 
 def test_a_password_is_not_written_down() -> None:
     assert without_password("postgresql://me:se@cret@db:5432/ml") == "postgresql://db:5432/ml"
+    for password in ("a/b", "a?b", "a#b", "12ab/x"):
+        assert without_password(f"postgresql://me:{password}@db/ml") == "postgresql://db/ml"
+    assert without_password("postgresql://me@db:5432/a@b") == "postgresql://db:5432/a@b"
     in_query = "postgresql://db/ml?user=me&password=secret"
     assert without_password(in_query) == "postgresql://db/ml?user=me"
     assert without_password("mysql://db/ml?passwd=a&ssl=1&PWD=b") == "mysql://db/ml?ssl=1"
@@ -43,6 +46,8 @@ def test_a_password_is_not_written_down() -> None:
         tracking_uri("postgres://me:secret@db/ml")
     assert "secret" not in str(refused.value)
     assert without_password("http://tracking:5000") == "http://tracking:5000"
+    for plain in ("http://[::1]:5000/a@b", "http://tracking:5000/a@b", "postgresql://db/a?b=c@d"):
+        assert without_password(plain) == plain
     assert without_password("sqlite:////home/a@b/mlflow.db") == "sqlite:////home/a@b/mlflow.db"
 
 
