@@ -39,6 +39,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
 PANELS = prometheus.panels("raybert-serve")
 ASKED = PANELS | prometheus.alerts("alerts.yml")
+REPLICA_DOWN = "RaybertReplicaDown"
+"""It asks for what is counted once a replica fails."""
 NAME = "watched"
 TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
 NUMBERS = itertools.count()
@@ -168,7 +170,9 @@ def _version(server: Server) -> str | None:
     return response.headers.get("X-Model-Version")
 
 
-@pytest.mark.parametrize("where", [name for name in ASKED if name != "RaybertDown"])
+@pytest.mark.parametrize(
+    "where", [name for name in ASKED if name not in ("RaybertDown", REPLICA_DOWN)]
+)
 def test_every_metric_and_label_that_is_asked_for_is_exported(where: str, page: Page) -> None:
     names, labels = prometheus.names_and_labels(ASKED[where])
     assert names
@@ -301,7 +305,9 @@ def test_a_collector_gets_the_stages_of_a_request_below_the_callers_span(server:
     assert not holding, str(holding[0])
 
 
-def test_a_replica_that_dies_is_replaced_without_noise_on_the_console(server: Server) -> None:
+def test_a_replica_that_dies_is_counted_and_replaced_without_noise_on_the_console(
+    server: Server,
+) -> None:
     # The last test of the module: the others need what has been counted.
     before = server.output.read_text()
     replicas = [pid for pid in server.pids() if "ServeReplica:model-docs" in _title(pid)]
@@ -325,6 +331,13 @@ def test_a_replica_that_dies_is_replaced_without_noise_on_the_console(server: Se
     eventually("the new replica is ready", is_ready)
     time.sleep(2)  # the raylet's message takes a moment
     assert server.output.read_text() == before
+    names, labels = prometheus.names_and_labels(ASKED[REPLICA_DOWN])
+
+    def is_counted() -> bool:
+        page = page_of(server)
+        return all(labels <= set().union(*page.get(name, [])) for name in names)
+
+    eventually("its failure is counted", is_counted)
 
 
 def _title(pid: int) -> str:
