@@ -61,6 +61,9 @@ of the time."""
 class Tokenizer:
     """A `tokenizers.Tokenizer` with the names, files and digest that raybert's stages share."""
 
+    keeps_end: bool = False
+    """Whether texts that are too long lose their beginning rather than their end."""
+
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         # Truncation and padding are arguments here, never state loaded from a file.
         inner.no_truncation()
@@ -240,6 +243,7 @@ class Tokenizer:
         """
         if SEGMENTS not in (settings.get("model_input_names") or [SEGMENTS]):
             self.has_segments = False
+        self.keeps_end = settings.get("truncation_side") == "left"
         for name, token in (("cls_token", CLS), ("sep_token", SEP)):
             chosen = _content(settings.get(name) or self._special[token])
             if chosen != self._special[token]:
@@ -276,6 +280,8 @@ class Tokenizer:
         special = {f"{name}_token": self._special[one] for name, one in names.items()}
         settings: dict[str, Any] = {"model_max_length": model_max_length, **special}
         contents = {"tokenizer.json": self.inner.to_str(pretty=False).encode()}
+        if self.keeps_end:
+            settings["truncation_side"] = "left"
         if not segments:
             settings["model_input_names"] = ["input_ids", "attention_mask"]
         normalizer = self.inner.normalizer

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, UInt32
+from jaxtyping import Int, Integer, UInt32
 
 from bert_core.data.tokenizer import Tokenizer
 
@@ -97,11 +97,13 @@ class InputSequence:
     """Where the second text begins; the length if there is none. The first begins at 1."""
     lengths: tuple[int, ...]
     """How many ids it has of each text."""
+    from_end: bool = False
+    """Whether they are those of the text's end."""
 
     def cuts(self, *texts: tuple[str, str, Ids]) -> tuple[Cut, ...]:
         """Those of its texts that were cut, from the name, the text and the ids of each."""
         return tuple(
-            Cut(text, length, name)
+            Cut(text, length, name, self.from_end)
             for (name, text, ids), length in zip(texts, self.lengths, strict=True)
             if length < len(ids)
         )
@@ -163,28 +165,44 @@ def pieces_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Pieces]:
 
 
 def with_special_tokens(
-    tokenizer: Tokenizer, first: Ids, second: Ids | None = None, max_length: int | None = None
+    tokenizer: Tokenizer,
+    first: Ids,
+    second: Ids | None = None,
+    max_length: int | None = None,
+    *,
+    from_end: bool = False,
 ) -> InputSequence:
     """`[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]` in its model's form.
 
     Args:
         max_length: total ids. Of a pair the longer text is cut first; if both are cut, the longer
             one gets the odd place, as in tokenizers' `longest_first`.
+        from_end: whether what is kept of a text that is cut is its end.
     """
     head, tail = [tokenizer.cls_id], [tokenizer.sep_id]
     if second is None:
-        keep = None if max_length is None else max_length - 2
-        ids = np.concatenate([head, first[:keep], tail]).astype(np.uint32)
-        return InputSequence(ids, len(ids), len(ids), (len(ids) - 2,))
+        if max_length is not None:
+            first = kept_of(first, max_length - 2, from_end=from_end)
+        ids = np.concatenate([head, first, tail]).astype(np.uint32)
+        return InputSequence(ids, len(ids), len(ids), (len(first),), from_end)
     between = tail * tokenizer.separators
     if max_length is not None:
         room = max_length - len(between) - 2
         keep_first, keep_second = _fitted(len(first), len(second), room)
-        first, second = first[:keep_first], second[:keep_second]
+        first = kept_of(first, keep_first, from_end=from_end)
+        second = kept_of(second, keep_second, from_end=from_end)
     ids = np.concatenate([head, first, between, second, tail]).astype(np.uint32)
     second_start = 1 + len(first) + len(between)
     segment_b_start = second_start if tokenizer.has_segments else len(ids)
-    return InputSequence(ids, segment_b_start, second_start, (len(first), len(second)))
+    lengths = len(first), len(second)
+    return InputSequence(ids, segment_b_start, second_start, lengths, from_end)
+
+
+def kept_of(
+    ids: Integer[np.ndarray, "_"], room: int, *, from_end: bool
+) -> Integer[np.ndarray, "_"]:
+    """The first ids of a text, or the last, that there is room for."""
+    return ids[max(0, len(ids) - room) :] if from_end else ids[:room]
 
 
 def _fitted(first: int, second: int, room: int) -> tuple[int, int]:

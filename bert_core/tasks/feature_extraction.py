@@ -12,7 +12,15 @@ from jaxtyping import Bool, Float, Int, Num
 
 from bert_core.checks import PositiveFloat, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Cut, Ids, Window, first_ids_of, ids_of, with_special_tokens
+from bert_core.data.windows import (
+    Cut,
+    Ids,
+    Window,
+    first_ids_of,
+    ids_of,
+    kept_of,
+    with_special_tokens,
+)
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
@@ -127,8 +135,8 @@ class VectorParameters(Parameters):
 
     truncate: bool = False
     """Cut texts that are longer than the model reads; otherwise they are rejected."""
-    truncation_direction: Side = "right"
-    """Which end of the text is cut off."""
+    truncation_direction: Side | None = None
+    """Which end of the text is cut off; None cuts as the tokenizer does, usually `right`."""
     prompt_name: str | None = None
     """Name of the model's prompt to put before each text."""
 
@@ -458,7 +466,8 @@ def sequences_of(
 ) -> Iterator[tuple[Ids, Cut | None]]:
     """Each text after the prompt, with its special tokens, cut to `limit` tokens where the
     parameters say so; and how it was cut."""
-    from_end = parameters.truncation_direction == "left"
+    side = parameters.truncation_direction
+    from_end = tokenizer.keeps_end if side is None else side == "left"
     texts = [prompt + text for text in texts] if prompt else texts
     if parameters.truncate:
         all_ids = first_ids_of(tokenizer, texts, limit, from_end=from_end)
@@ -469,7 +478,7 @@ def sequences_of(
         if not parameters.truncate or len(ids) <= room:
             yield with_special_tokens(tokenizer, ids).ids, None
             continue
-        cut_ids = ids[-room:] if from_end else ids[:room]
+        cut_ids = kept_of(ids, room, from_end=from_end)
         cut = Cut(text, room, from_end=from_end, prompt=len(prompt))
         yield with_special_tokens(tokenizer, cut_ids).ids, cut
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from bert_core.checks import PositiveInt, check_fields
 from bert_core.data.tokenizer import MASK, OTHER_NAMES, Tokenizer
-from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, with_special_tokens
+from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, kept_of, with_special_tokens
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.language_model import masked_word_metrics
 from bert_core.model.config import EncoderConfig
@@ -119,6 +119,7 @@ class FillMask(Task):
         parameters: FillMaskParameters | None = None,
     ) -> list[Window]:
         limit = max_length if parameters is None or parameters.truncation else None
+        from_end = tokenizer.keeps_end
         targets = None if parameters is None else _target_ids(tokenizer, parameters.targets)
         windows = []
         texts = [_with_masks_of(tokenizer, row["text"]) for row in rows]
@@ -126,16 +127,16 @@ class FillMask(Task):
         if limit is None or any("words" in row for row in rows):
             all_ids = ids_of(tokenizer, texts)
         else:
-            all_ids = first_ids_of(tokenizer, texts, limit)
+            all_ids = first_ids_of(tokenizer, texts, limit, from_end=from_end)
         for number, (row, text, ids) in enumerate(zip(rows, texts, all_ids, strict=True)):
             words = None
             if "words" in row:
                 masks = int(np.count_nonzero(ids == tokenizer.mask_id))
                 words = _word_ids(row, number + 1, tokenizer, masks)
-            sequence = with_special_tokens(tokenizer, ids, None, limit)
+            sequence = with_special_tokens(tokenizer, ids, None, limit, from_end=from_end)
             positions = np.flatnonzero(sequence.ids == tokenizer.mask_id)
             if words is not None:
-                words = words[: len(positions)]
+                words = kept_of(words, len(positions), from_end=from_end)
             elif not len(positions):
                 raise InputError(
                     f"inputs[{number}]: wanted a text with {MASK} for each word to predict, got "

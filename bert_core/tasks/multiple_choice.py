@@ -100,9 +100,11 @@ class MultipleChoice(Task):
         parameters: CuttingParameters | None = None,
     ) -> list[Window]:
         limit = max_length if parameters is None or parameters.truncation else None
-        contexts = first_ids_of(tokenizer, [row["text"] for row in rows], limit)
+        from_end = tokenizer.keeps_end
+        texts = [row["text"] for row in rows]
+        contexts = first_ids_of(tokenizer, texts, limit, from_end=from_end)
         all_choices = [choice for row in rows for choice in row["choices"]]
-        all_ids = iter(first_ids_of(tokenizer, all_choices, limit))
+        all_ids = iter(first_ids_of(tokenizer, all_choices, limit, from_end=from_end))
         labels = _label_ids(rows) if labelled else None
         windows = []
         for number, (row, context) in enumerate(zip(rows, contexts, strict=True)):
@@ -113,7 +115,10 @@ class MultipleChoice(Task):
             if parameters is not None:
                 longest = with_special_tokens(tokenizer, context, max(choices, key=len), limit)
                 check_length(number, len(longest.ids), max_length, parameters)
-            pairs = [with_special_tokens(tokenizer, context, ids, limit) for ids in choices]
+            pairs = [
+                with_special_tokens(tokenizer, context, ids, limit, from_end=from_end)
+                for ids in choices
+            ]
             cuts = (
                 pair.cuts(("text", row["text"], context), (f"choices[{place}]", choice, ids))
                 for place, (pair, choice, ids) in enumerate(

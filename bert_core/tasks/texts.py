@@ -145,7 +145,9 @@ def text_windows(
     limit = max_length if parameters is None or parameters.truncation else None
     # Each text once: in a ranking, all rows have the same query.
     texts = list(dict.fromkeys(text for row in rows for text in _texts_of(row)))
-    known = dict(zip(texts, first_ids_of(tokenizer, texts, limit), strict=True))
+    from_end = tokenizer.keeps_end
+    all_ids = first_ids_of(tokenizer, texts, limit, from_end=from_end)
+    known = dict(zip(texts, all_ids, strict=True))
     whole: dict[str, Ids] = {}
     windows = []
     for number, row in enumerate(rows):
@@ -156,7 +158,7 @@ def text_windows(
             missing = [each for each in _texts_of(row) if each not in whole]
             whole |= zip(missing, ids_of(tokenizer, missing), strict=True)
             ids, second_ids = whole[text], whole[pair or ""]
-        sequence = with_special_tokens(tokenizer, ids, second_ids, limit)
+        sequence = with_special_tokens(tokenizer, ids, second_ids, limit, from_end=from_end)
         if parameters is not None:
             check_length(number, len(sequence.ids), max_length, parameters)
         if pair is None or second_ids is None:

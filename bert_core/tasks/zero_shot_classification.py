@@ -13,7 +13,15 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Cut, Ids, Window, first_ids_of, ids_of, with_special_tokens
+from bert_core.data.windows import (
+    Cut,
+    Ids,
+    Window,
+    first_ids_of,
+    ids_of,
+    kept_of,
+    with_special_tokens,
+)
 from bert_core.errors import CorpusError, FormatError, InputError
 from bert_core.metrics.classification import by_label, single_label_metrics, wrong_labels
 from bert_core.model.config import EncoderConfig
@@ -184,7 +192,8 @@ class ZeroShotClassification(Task):
         said = [template.format(name) for name in names]
         hypotheses = dict(zip(names, ids_of(tokenizer, said), strict=True))
         windows = []
-        texts = first_ids_of(tokenizer, [row["text"] for row in rows], limit)
+        from_end = tokenizer.keeps_end
+        texts = first_ids_of(tokenizer, [row["text"] for row in rows], limit, from_end=from_end)
         for number, (premise, row_labels) in enumerate(zip(texts, labels, strict=True)):
             for name in row_labels:
                 hypothesis = hypotheses[name]
@@ -197,7 +206,7 @@ class ZeroShotClassification(Task):
                         row=number,
                         ids=(sequence.ids,),
                         segment_b_start=(sequence.segment_b_start,),
-                        cuts=(Cut(rows[number]["text"], len(cut)),)
+                        cuts=(Cut(rows[number]["text"], len(cut), from_end=from_end),)
                         if len(cut) < len(premise)
                         else (),
                     )
@@ -313,7 +322,7 @@ def _cut(tokenizer: Tokenizer, premise: Ids, hypothesis: Ids, limit: int | None,
             f"{limit - 2 - tokenizer.separators} tokens, which leave room for the text, got "
             f"{len(hypothesis)}: shorten them"
         )
-    return premise[:room]
+    return kept_of(premise, room, from_end=tokenizer.keeps_end)
 
 
 def _best_first(

@@ -1,10 +1,13 @@
 """Texts by themselves and pairs: a model of one kind does not take the other for its own."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import pipeline
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import CorpusError, InputError
@@ -12,6 +15,8 @@ from bert_core.predictor import Predictor
 from bert_core.tasks import texts
 from bert_core.tasks.base import CuttingParameters, Task
 from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionParameters
+from bert_core.tasks.fill_mask import FillMask
 from bert_core.tasks.minimal_pairs import MinimalPairs
 from bert_core.tasks.multiple_choice import MultipleChoice
 from bert_core.tasks.shapes import labelled
@@ -135,9 +140,9 @@ def test_a_text_of_many_rows_is_tokenized_once_to_the_windows_of_each_row(
     def counting(name: str) -> Any:
         tokenize = getattr(texts, name)
 
-        def counted(tokenizer: Tokenizer, given: Sequence[str], *others: Any) -> Any:
+        def counted(tokenizer: Tokenizer, given: Sequence[str], *more: Any, **named: Any) -> Any:
             read[name] += given
-            return tokenize(tokenizer, given, *others)
+            return tokenize(tokenizer, given, *more, **named)
 
         return counted
 
@@ -177,3 +182,54 @@ def test_a_text_that_is_too_long_is_refused_before_other_windows_repeat_it(
     with pytest.raises(InputError, match=message):
         task.encode([row], TOKENIZER, 16, parameters=parameters)
     assert task.encode([row], TOKENIZER, 16)  # which cuts
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_texts_are_cut_at_the_end_that_the_tokenizer_names(side: str, tmp_path: Path) -> None:
+    task = TextClassification(["entailment", "neutral", "contradiction"])
+    config = tiny.encoder_config(TOKENIZER.vocab_size, initializer_range=0.5)
+    folder = tiny.bundle(tmp_path / "bundle", TOKENIZER, config, task=task)
+    for name in ("raybert.json", "special_tokens_map.json"):
+        (folder / name).unlink()
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation_side": side}))
+    cut, long = {"truncation": True}, "a " * 40 + "b " * 25
+    rows = [{"text": long}, *({"text": long, "text_pair": pair} for pair in ("b a", "b a " * 30))]
+    ours = Predictor(folder, device="cpu")
+    theirs: Any = pipeline("text-classification", model=str(folder), device="cpu", top_k=None)
+    for row, answer in zip(rows, ours.predict(rows, ours.task.parameters(**cut)), strict=True):
+        for each, other in zip(answer, theirs(row, truncation="longest_first"), strict=True):
+            assert each["label"] == other["label"]
+            assert each["score"] == pytest.approx(other["score"], abs=1e-5)
+    zero_shot = ours.also["zero-shot-classification"]
+    asked = ZeroShotParameters(candidate_labels=["a", "b"], hypothesis_template="a {}", **cut)
+    [answer] = zero_shot.predict([{"text": long}], asked)
+    peer: Any = pipeline("zero-shot-classification", model=str(folder), device="cpu")
+    wanted = peer(long, candidate_labels=["a", "b"], hypothesis_template="a {}", truncation=True)
+    assert [each["label"] for each in answer] == wanted["labels"]
+    assert [each["score"] for each in answer] == pytest.approx(wanted["scores"], abs=1e-5)
+    [window] = ours.encode(ours.rows(rows[:1]), ours.task.parameters(**cut))
+    assert [each.from_end for each in window.cuts] == [side == "left"]
+    again = tmp_path / "again"
+    Tokenizer.load(folder).save(again)
+    assert Tokenizer.load(again).keeps_end is (side == "left")
+
+
+def test_vectors_and_masks_are_of_the_end_that_the_tokenizer_keeps() -> None:
+    tokenizer = tiny.tokenizer(["a", "b"])
+    tokenizer.keeps_end = True
+    a, b = (int(tokenizer.ids([word])[0][0]) for word in ("a", "b"))
+    text = "a " * 20 + "b " * 20
+    cut = FeatureExtractionParameters(truncate=True)
+    for parameters, kept in ((cut, b), (replace(cut, truncation_direction="right"), a)):
+        [window] = FeatureExtraction().encode(
+            [{"text": text}], tokenizer, 10, parameters=parameters
+        )
+        assert window.ids[0].tolist() == [tokenizer.cls_id, *[kept] * 8, tokenizer.sep_id]
+    row = {"text": "[MASK] " * 3 + text + "[MASK]", "words": ["a", "a", "a", "b"]}
+    [window] = FillMask().encode([row], tokenizer, 10, labelled=True)
+    assert window.ids[0].tolist()[-3:] == [b, tokenizer.mask_id, tokenizer.sep_id]
+    assert window.labels["mlm_labels"].tolist() == [b]
+    choices = {"text": text, "choices": ["a b", "b a"], "label": 0}
+    [window] = MultipleChoice().encode([choices], tokenizer, 10)
+    assert [each.tolist()[1:6] for each in window.ids] == [[b] * 5] * 2
