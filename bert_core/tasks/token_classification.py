@@ -595,11 +595,17 @@ def _by_owner(
 def _groups(
     origin: _Words, tags: Sequence[str], shares: np.ndarray, ignored: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Entities, each scored by the mean of its words' scores."""
+    """Entities, each scored by the mean of its words' scores.
+
+    As in transformers, neighbours with the same tag of no scheme are one, and an entity has the
+    name of its first tag after the hyphen.
+    """
+    marked = [tag if is_of_entity(tag) else f"I-{tag}" for tag in tags]
+    named = [(entity, tags[entity.first].split("-", 1)[-1]) for entity in entities_of(marked)]
     return [
-        _answer(origin, entity.first, entity.end, "entity_group", entity.type, shares)
-        for entity in entities_of(tags)
-        if entity.type not in ignored
+        _answer(origin, entity.first, entity.end, "entity_group", name, shares)
+        for entity, name in named
+        if name not in ignored
     ]
 
 

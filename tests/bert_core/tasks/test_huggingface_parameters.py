@@ -38,18 +38,23 @@ def predictor(folder: Path, task: Any, seed: int = 3) -> Predictor:
     return Predictor(tiny.bundle(folder, TOKENIZER, config, task=task, seed=seed), device="cpu")
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [LABELS, ["loc", "per", "O"], ["NOUN", "PUNCT-COMMA", "B-"], ["B-loc", "I-loc", "per", "O"]],
+    ids="-".join,
+)
 @pytest.mark.parametrize("strategy", ["first", "average", "max"])
 def test_entities_are_those_of_transformers_for_every_strategy(
-    tmp_path: Path, strategy: AggregationStrategy
+    tmp_path: Path, strategy: AggregationStrategy, labels: list[str]
 ) -> None:
-    ours = predictor(tmp_path / "tags", TokenClassification(LABELS))
+    ours = predictor(tmp_path / "tags", TokenClassification(labels))
     peer = pipeline(
         "token-classification",
         model=str(tmp_path / "tags"),
         device="cpu",
         aggregation_strategy=strategy,
     )
-    parameters = TokenClassificationParameters(aggregation_strategy=strategy)
+    parameters = ours.task.parameters(aggregation_strategy=strategy)  # type: ignore[call-arg]
     found = 0
     for text, answer in zip(TEXTS, ours.predict(TEXTS, parameters), strict=True):
         wanted: Any = peer(text)
@@ -60,7 +65,7 @@ def test_entities_are_those_of_transformers_for_every_strategy(
         for each, other in zip(answer, wanted, strict=True):
             assert each["score"] == pytest.approx(float(other["score"]), abs=1e-5)
         found += len(answer)
-    assert found > 3
+    assert found > 2
 
 
 def test_strategies_differ_where_pieces_of_a_word_do(tmp_path: Path) -> None:
