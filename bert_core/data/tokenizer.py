@@ -23,7 +23,7 @@ from bert_core.data.bulk import BulkEncoder, encode_whole, in_slices
 from bert_core.data.byte_level import BulkByteLevel
 from bert_core.data.unigram import BulkUnigram
 from bert_core.data.wordpiece import BulkWordPiece
-from bert_core.errors import FormatError
+from bert_core.errors import FormatError, InputError
 from bert_core.manifest import folder_with
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -44,6 +44,11 @@ BERTS = {
     "LayoutLM", "LayoutLMv2", "Lxmert", "RetriBert", "SqueezeBert", "Splinter", "DPRContextEncoder",
     "DPRQuestionEncoder", "DPRReader",
 }  # fmt: skip
+# Classes that put a space before every text where `add_prefix_space` says so, else nowhere,
+# whatever `tokenizer.json` says.
+WITH_PREFIX_SPACE = {"Roberta", "Deberta", "Longformer", "GPT2", "Bart", "LED"}
+# Classes whose models have one segment.
+WITHOUT_SEGMENTS = {"DistilBert", "MPNet", "Roberta", "XLMRoberta", "Longformer", "Bart"}
 ADDED, SETTINGS = "added_tokens.json", "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
 SEGMENTS = "token_type_ids"
@@ -158,8 +163,9 @@ class Tokenizer:
         """Read `tokenizer.json`, or else `vocab.txt`, at a path or a URI.
 
         In the output of a stage that makes a bundle, they are the bundle's. As in transformers,
-        what `tokenizer_config.json` says of the casing and accents of BERT's WordPiece counts more
-        than what `tokenizer.json` says.
+        what `tokenizer_config.json` says of the casing and accents of BERT's WordPiece, and of the
+        space before a text of RoBERTa's BPE, counts more than what `tokenizer.json` says; tokens
+        that only the files beside it list are added.
         Raises: FormatError if there is neither or the file cannot be read.
         """
         folder = folder_with(str(folder), "tokenizer.json", "vocab.txt") or str(folder)
@@ -171,7 +177,22 @@ class Tokenizer:
                 normalizer = inner.normalizer
                 if isinstance(normalizer, normalizers.BertNormalizer) and _is_of_bert(settings):
                     inner.normalizer = _with_settings(normalizer, settings)
+                splits = inner.pre_tokenizer
+                if isinstance(splits, pre_tokenizers.ByteLevel) and (
+                    _class_of(settings) in WITH_PREFIX_SPACE
+                ):
+                    splits.add_prefix_space = bool(settings.get("add_prefix_space", False))
+                    inner.pre_tokenizer = splits
+                adds_none = not inner.num_special_tokens_to_add(is_pair=True)
+                if adds_none and _class_of(settings) in BERTS - {"MPNet"}:
+                    inner.post_processor = None  # these classes have BERT's, whatever the file says
                 whole = cls(inner)
+                known = {token.content for token in inner.get_added_tokens_decoder().values()}
+                listed = _added_tokens(folder, settings).items()
+                whole._add({n: one for n, one in listed if one.content not in known}, path)
+                whole._mark_special(
+                    [one for one in _additional_tokens(folder, settings) if one not in known]
+                )
                 whole._follow(settings, folder)
                 return whole
             except FormatError:
@@ -241,7 +262,8 @@ class Tokenizer:
 
         Raises: FormatError if transformers puts other special tokens around a text.
         """
-        if SEGMENTS not in (settings.get("model_input_names") or [SEGMENTS]):
+        usual = [] if _class_of(settings) in WITHOUT_SEGMENTS else [SEGMENTS]
+        if SEGMENTS not in (settings.get("model_input_names") or usual):
             self.has_segments = False
         self.keeps_end = settings.get("truncation_side") == "left"
         for name, token in (("cls_token", CLS), ("sep_token", SEP)):
@@ -460,8 +482,21 @@ class Tokenizer:
 
     @cached_property
     def separators(self) -> int:
-        """Separators between the two texts of a pair: one in BERT, two in RoBERTa."""
-        return max(1, self.inner.num_special_tokens_to_add(is_pair=True) - 2)
+        """Separators between the two texts of a pair: one in BERT, two in RoBERTa.
+
+        Raises: InputError if the tokenizer puts other special tokens around a pair.
+        """
+        separators = max(1, self.inner.num_special_tokens_to_add(is_pair=True) - 2)
+        text, pair = (self.inner.encode("", *more).ids for more in ((), ("",)))
+        between = [self.sep_id] * separators
+        if pair != [*text[:-1], *between, *text[1:]]:
+            raise InputError(
+                "text_pair: wanted no second text, since the post_processor in the model's "
+                f"tokenizer.json gives two empty texts the ids {pair} (wanted "
+                f"{[self.cls_id, *between, self.sep_id]}): leave it out, or correct the file if "
+                "the model was trained on pairs in the usual form"
+            )
+        return separators
 
     @cached_property
     def has_segments(self) -> bool:
@@ -616,8 +651,14 @@ def _settings(folder: str) -> dict[str, Any]:
 
 def _is_of_bert(settings: Mapping[str, Any]) -> bool:
     """Whether transformers reads the tokenizer by a class for BERT's WordPiece."""
-    name = str(settings.get("tokenizer_class") or "BertTokenizer")
-    return name.removesuffix("Fast").removesuffix("Tokenizer") in BERTS
+    return (_class_of(settings) or "Bert") in BERTS
+
+
+def _class_of(settings: Mapping[str, Any]) -> str:
+    """The class by which transformers reads the tokenizer, without `Tokenizer` and `Fast`; empty if
+    the file does not say."""
+    name = str(settings.get("tokenizer_class") or "")
+    return name.removesuffix("Fast").removesuffix("Tokenizer")
 
 
 def _check_is_of_bert(path: str, settings: Mapping[str, Any]) -> None:

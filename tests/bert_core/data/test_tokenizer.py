@@ -25,7 +25,7 @@ from bert_core import files
 from bert_core.data.tokenizer import MANY_TEXTS, OTHER_NAMES, SPECIAL_TOKENS, UNK, Tokenizer
 from bert_core.data.vocabulary import LEAST_ALPHABET, canonical_order, train_vocabulary
 from bert_core.data.windows import with_special_tokens
-from bert_core.errors import ConfigError, CorpusError, FormatError
+from bert_core.errors import ConfigError, CorpusError, FormatError, InputError
 from tests import tiny
 
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
@@ -473,6 +473,44 @@ def test_more_special_tokens_than_the_usual_are_read_as_such(kept: str, tmp_path
     assert Tokenizer.load(folder).vocab_size == len(VOCABULARY)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("added_tokens.json", {"[E1]": len(VOCABULARY)}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {len(VOCABULARY): {"content": "[E1]"}}}),
+        ("tokenizer_config.json", {"additional_special_tokens": ["sea"]}),
+        ("special_tokens_map.json", {"additional_special_tokens": ["sea"]}),
+    ],
+)
+def test_tokens_beside_a_tokenizer_json_are_read_too(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True)
+    folder = written(tmp_path / "whole", tokenizer, tokenizer_class="BertTokenizer")
+    before = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    (folder / name).write_text(json.dumps(before | settings))
+    assert_equal_to_transformers(folder, ["a [E1] b", "xsea SEA", "the sea", "un[E1]known"])
+
+
+@pytest.mark.parametrize("beside", [{"add_prefix_space": True}, {"add_prefix_space": False}, {}])
+@pytest.mark.parametrize("name", ["RobertaTokenizer", "DebertaTokenizerFast"])
+@pytest.mark.parametrize("leading", [True, False])
+def test_the_space_before_a_text_of_byte_level_bpe_is_as_in_transformers(
+    name: str, beside: dict[str, Any], leading: bool, tmp_path: Path
+) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *alphabet, "Ġs", "<mask>"]
+    tokenizer = Tokenizer.from_merges(vocabulary, [("Ġ", "s")], lowercase=False)
+    tokenizer.inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=leading)
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"tokenizer_class": name}
+    path.write_text(json.dumps(settings | beside))
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.load(tmp_path)
+    for text in ("s", "sea s", " s", ""):
+        assert ours.encode([text], None)[0].tolist() == theirs(text).input_ids
+
+
 @pytest.mark.parametrize("segments", [True, False])
 def test_a_pair_has_segments_if_the_model_is_to_get_them(tmp_path: Path, *, segments: bool) -> None:
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if segments else [])]
@@ -487,6 +525,35 @@ def test_a_pair_has_segments_if_the_model_is_to_get_them(tmp_path: Path, *, segm
     assert row.segment_b_start == start
     ours.save(tmp_path / "again", segments=ours.has_segments)
     assert Tokenizer.load(tmp_path / "again").has_segments is segments
+
+
+def test_a_class_without_segments_gives_a_pair_none(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True)
+    folder = written(tmp_path / "whole", tokenizer, tokenizer_class="DistilBertTokenizer")
+    assert "token_type_ids" not in AutoTokenizer.from_pretrained(folder)("a", "b")
+    assert not Tokenizer.load(folder).has_segments
+
+
+@pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast"])
+def test_a_template_for_one_text_alone_gives_pairs_as_in_transformers_or_none(
+    name: str, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True)
+    tokenizer.inner.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    folder = written(tmp_path / "whole", tokenizer, tokenizer_class=name)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), Tokenizer.load(folder)
+    assert ours.encode(["the sea"], None)[0].tolist() == theirs("the sea").input_ids
+    one, other = ours.ids(["the", "sea"])
+    if name == "BertTokenizer":
+        row = with_special_tokens(ours, one, other)
+        assert row.ids.tolist() == theirs("the", "sea").input_ids
+        assert row.segment_b_start == theirs("the", "sea").token_type_ids.index(1)
+    else:
+        assert theirs("the", "sea").input_ids == [*one, *other]
+        with pytest.raises(InputError, match=r"wanted no second text, .* the ids \[\] \(wanted"):
+            with_special_tokens(ours, one, other)
 
 
 def test_other_special_tokens_around_a_text_are_refused(tmp_path: Path) -> None:
