@@ -131,7 +131,7 @@ def task_of_transformers(
             f"{CONFIG}: wanted id2label to be a JSON object, got {type(id2label).__name__}: copy "
             "it again"
         )
-    names = {int(index): label for index, label in id2label.items()}
+    names = {int(index): str(label) for index, label in id2label.items()}
     # transformers omits its default names from the file.
     labels = [names.get(index, f"LABEL_{index}") for index in range(len(head))]
     read = partial(_read, folder)

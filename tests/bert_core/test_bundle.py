@@ -329,6 +329,15 @@ def test_labels_without_names_get_those_of_transformers(tmp_path: Path) -> None:
     assert task.labels == ["LABEL_0", "LABEL_1"]
 
 
+def test_labels_that_are_numbers_are_their_digits(tmp_path: Path) -> None:
+    write_with_transformers(tmp_path, "BertForSequenceClassification", num_labels=2)
+    path = tmp_path / "config.json"
+    entries = json.loads(path.read_text()) | {"id2label": {"0": -1, "1": 1}}
+    path.write_text(json.dumps(entries))
+    [answer] = Predictor(tmp_path, device="cpu").predict(["the sea"])
+    assert sorted(one["label"] for one in answer) == ["-1", "1"]
+
+
 @pytest.mark.parametrize("written", ["torch", "parts"])
 def test_weights_in_other_files_are_read(written: str, tmp_path: Path) -> None:
     write_with_transformers(tmp_path, "BertForSequenceClassification", num_labels=2)
