@@ -17,7 +17,7 @@ from bert_core.errors import CorpusError
 from bert_core.metrics.regression import correlations
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task
-from bert_core.tasks.modules import activation_of
+from bert_core.tasks.modules import SAYS, activation_of
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextOptions, TextTask
 
@@ -64,6 +64,8 @@ class TextRegression(TextTask):
     pair: ClassVar = {"text": single, "text_pair": "A plane is taking off."}
     examples = (pair,)
     cell_types: Mapping[str, pa.DataType] = {"score": pa.float64()}
+    ranks = True
+    """Whether it is known how CrossEncoder makes a relevance of the number."""
 
     def __init__(self, labels: Sequence[str] = (), options: TextOptions | None = None) -> None:
         super().__init__(labels or ["score"], options)
@@ -75,7 +77,11 @@ class TextRegression(TextTask):
         if activation_of(entries, len(labels)) is not None:
             return None  # it ranks texts
         is_regression = entries.get("problem_type") in (None, "regression") and len(labels) == 1
-        return cls(labels) if is_regression else None
+        if not is_regression:
+            return None
+        task = cls(labels)
+        task.ranks = not (entries.get(SAYS) or {}).get("activation_fn")  # none of those here
+        return task
 
     @classmethod
     def from_head(cls, other: Task) -> "TextRegression":

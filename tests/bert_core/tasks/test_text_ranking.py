@@ -130,6 +130,20 @@ def test_other_heads_are_no_ranking(
     assert task.name == name
 
 
+def test_a_cross_encoder_with_another_activation_gives_numbers_but_does_not_rank(
+    tmp_path: Path,
+) -> None:
+    entries = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}
+    folder = classifier(tmp_path / "model", **entries)
+    with pytest.raises(FormatError, match="wanted a bundle for text-ranking, this one is for text"):
+        Predictor(folder, device="cpu", task="text-ranking")
+    predictor = Predictor(folder, device="cpu")
+    assert predictor.also == {}
+    peer = CrossEncoder(str(folder), device="cpu")
+    numbers = scores(predictor, predictor.task.parameters(truncation=True))  # type: ignore[arg-type, call-arg]
+    np.testing.assert_allclose(np.tanh(numbers), peer.predict(PAIRS), atol=1e-5)
+
+
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.filterwarnings("ignore")
 def test_a_cross_encoder_that_reads_pairs_in_another_way_is_refused(
