@@ -24,6 +24,7 @@ from bert_core.tasks.modules import (
     check_cross_encoder,
     described,
     kinds_of,
+    longest_of,
     settings_of,
 )
 from bert_core.tasks.sparse_embedding import SPLADE_POOLING
@@ -148,7 +149,9 @@ def task_of_modules(folder: Path, *, bare: bool) -> Task | None:
     read = partial(_read, folder)
     if (folder / MODULES).is_file():
         return next(filter(None, (task.from_modules(read) for task in TASKS.values())), None)
-    return FeatureExtraction() if bare else None
+    # As in sentence-transformers, which makes such a folder's modules itself.
+    chosen = FeatureExtraction.options(max_length=longest_of(read))
+    return FeatureExtraction(options=chosen) if bare else None
 
 
 def listed_modules(folder: Path) -> str:

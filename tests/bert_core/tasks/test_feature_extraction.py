@@ -1,6 +1,7 @@
 """Vectors beside transformers' own, losses beside their formulas, other libraries' files."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,17 @@ def test_a_long_text_is_refused_or_cut_at_either_end(folder: Path) -> None:
     for side, word in (("right", "sea"), ("left", "tree")):
         cut = FeatureExtractionParameters(truncate=True, truncation_direction=side)  # type: ignore[arg-type]
         close(predictor.predict([long], cut), torch.tensor(predictor.predict([f"{word} " * 22])))
+
+
+def test_an_encoder_without_a_head_cuts_texts_where_its_tokenizer_does(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "short")
+    TOKENIZER.save(tmp_path / "short", 8)
+    texts = [*TEXTS, "the deep sea " * 9]
+    wanted = SentenceTransformer(str(tmp_path / "short"), device="cpu").encode(texts)
+    cut = FeatureExtractionParameters(truncate=True)
+    close(Predictor(tmp_path / "short", "cpu").predict(texts, cut), torch.from_numpy(wanted))
 
 
 def test_a_model_of_another_task_gives_vectors_too(tmp_path: Path) -> None:
