@@ -247,6 +247,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     _check_vocabulary(folder, config, tokenizer, FormatError)
     unread_modules = ""
     if record is None:
+        _check_padding(folder, config, tokenizer)
         heads = objectives_of(config, name)
         bare = name == f"{LAYOUTS[config.family].title}Model"
         task = task_of_modules(folder, bare=bare)
@@ -332,6 +333,17 @@ def _check_vocabulary(
             f"{folder}: wanted a vocabulary of at most {config.vocab_size} tokens, the number of "
             f"the model's word embeddings, got {tokenizer.vocab_size} in the tokenizer: "
             "use the tokenizer that the model was trained with"
+        )
+
+
+def _check_padding(folder: Path, config: EncoderConfig, tokenizer: Tokenizer) -> None:
+    """Raises: FormatError if transformers' class counts positions by an id of another token."""
+    pad_token_id = config.embeddings.pad_token_id
+    if config.embeddings.position_offset and tokenizer.pad_id != pad_token_id:
+        raise FormatError(
+            f"{folder / CONFIG}: wanted pad_token_id {tokenizer.pad_id}, that of the tokenizer, "
+            f"got {pad_token_id}, the id of {tokenizer.vocabulary[pad_token_id]!r}, which gets no "
+            "position in transformers: use the tokenizer that the model was trained with"
         )
 
 

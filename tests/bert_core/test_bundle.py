@@ -338,6 +338,17 @@ def test_labels_that_are_numbers_are_their_digits(tmp_path: Path) -> None:
     assert sorted(one["label"] for one in answer) == ["-1", "1"]
 
 
+def test_a_tokenizer_that_pads_with_another_id_than_positions_count_by_is_refused(
+    tmp_path: Path,
+) -> None:
+    entries = tiny.entries(len(VOCABULARY), pad_token_id=1, type_vocab_size=1)
+    model = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**entries))
+    model.save_pretrained(tmp_path)
+    TOKENIZER.save(tmp_path)
+    with pytest.raises(FormatError, match=r"wanted pad_token_id 0, .* got 1, the id of '\[UNK\]'"):
+        load_bundle(tmp_path)
+
+
 @pytest.mark.parametrize("written", ["torch", "parts"])
 def test_weights_in_other_files_are_read(written: str, tmp_path: Path) -> None:
     write_with_transformers(tmp_path, "BertForSequenceClassification", num_labels=2)
