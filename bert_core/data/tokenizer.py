@@ -44,6 +44,8 @@ BERTS = {
     "LayoutLM", "LayoutLMv2", "Lxmert", "RetriBert", "SqueezeBert", "Splinter", "DPRContextEncoder",
     "DPRQuestionEncoder", "DPRReader",
 }  # fmt: skip
+MOST_TOKENS = 1 << 30
+"""transformers writes a number of 31 digits where there is no limit."""
 # Classes that put a space before every text where `add_prefix_space` says so, else nowhere,
 # whatever `tokenizer.json` says.
 WITH_PREFIX_SPACE = {"Roberta", "Deberta", "Longformer", "GPT2", "Bart", "LED"}
@@ -68,6 +70,8 @@ class Tokenizer:
 
     keeps_end: bool = False
     """Whether texts that are too long lose their beginning rather than their end."""
+    longest: int | None = None
+    """Tokens at which transformers cuts texts, special ones included; None if no file says so."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         # Truncation and padding are arguments here, never state loaded from a file.
@@ -266,6 +270,8 @@ class Tokenizer:
         if SEGMENTS not in (settings.get("model_input_names") or usual):
             self.has_segments = False
         self.keeps_end = settings.get("truncation_side") == "left"
+        longest = settings.get("model_max_length")
+        self.longest = longest if isinstance(longest, int) and longest < MOST_TOKENS else None
         for name, token in (("cls_token", CLS), ("sep_token", SEP)):
             chosen = _content(settings.get(name) or self._special[token])
             if chosen != self._special[token]:

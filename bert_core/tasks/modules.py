@@ -6,6 +6,7 @@ A task decides by them whether a folder is its own; `bundle.foreign` finds the f
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from bert_core.data.tokenizer import MOST_TOKENS
 from bert_core.errors import FormatError
 
 MODULES = "modules.json"
@@ -26,8 +27,6 @@ _TRANSFORMER_SETTINGS = {
 """Settings of the first module that are read here, or that do not change what is computed."""
 _VECTOR = "sentence_embedding"
 """sentence-transformers' name of a text's vector."""
-MOST_TOKENS = 1 << 30
-"""transformers writes a number of 31 digits where there is no limit."""
 
 Read = Callable[[str], Any]
 """Returns the JSON value of a file of the folder; None if there is no such file."""

@@ -163,7 +163,9 @@ class TextRanking(Task):
     ) -> list[Window]:
         limit = min(max_length, self.chosen.max_length or max_length)
         labels = {"labels": self._shares(rows)} if labelled else {}
-        return text_windows(rows, tokenizer, limit, labels, parameters)
+        has_own = parameters is None or self.chosen.max_length is not None
+        cut_at = None if has_own else tokenizer.longest
+        return text_windows(rows, tokenizer, limit, labels, parameters, cut_at)
 
     def _shares(self, rows: Sequence[Row]) -> Float[np.ndarray, "rows 1"]:
         """Scores as shares of the highest."""

@@ -126,7 +126,8 @@ class TextTask(Task):
             rows = [{"text": row["text"]} for row in rows]
         elif self.chosen.pairs is None:
             rows = [row if row.get("text_pair") else {"text": row["text"]} for row in rows]
-        return text_windows(rows, tokenizer, max_length, labels, parameters)
+        cut_at = None if parameters is None else tokenizer.longest
+        return text_windows(rows, tokenizer, max_length, labels, parameters, cut_at)
 
 
 def text_windows(
@@ -135,14 +136,17 @@ def text_windows(
     max_length: int,
     labels: Mapping[str, Shaped[np.ndarray, "rows ..."]],
     parameters: CuttingParameters | None = None,
+    cut_at: int | None = None,
 ) -> list[Window]:
     """One window per row: `[CLS] text [SEP]`, or `[CLS] text [SEP] text_pair [SEP]`.
 
     Args:
         labels: entry of the batch → the rows' labels; empty if there are none.
         parameters: None cuts.
+        cut_at: tokens to which texts are cut, if fewer than `max_length`.
     """
-    limit = max_length if parameters is None or parameters.truncation else None
+    cuts_texts = parameters is None or parameters.truncation
+    limit = min(max_length, cut_at or max_length) if cuts_texts else None
     # Each text once: in a ranking, all rows have the same query.
     texts = list(dict.fromkeys(text for row in rows for text in _texts_of(row)))
     from_end = tokenizer.keeps_end

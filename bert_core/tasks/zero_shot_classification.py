@@ -183,7 +183,11 @@ class ZeroShotClassification(Task):
         parameters: ZeroShotParameters | None = None,
     ) -> list[Window]:
         """A window per row and label, of the row."""
-        limit = max_length if parameters is None or parameters.truncation else None
+        limit = None
+        if parameters is None:
+            limit = max_length
+        elif parameters.truncation:
+            limit = min(max_length, tokenizer.longest or max_length)
         template = self.chosen.hypothesis_template
         if parameters is not None and parameters.hypothesis_template is not None:
             template = parameters.hypothesis_template

@@ -185,14 +185,17 @@ def test_a_text_that_is_too_long_is_refused_before_other_windows_repeat_it(
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_texts_are_cut_at_the_end_that_the_tokenizer_names(side: str, tmp_path: Path) -> None:
+def test_texts_are_cut_where_and_at_the_end_that_the_tokenizer_says(
+    side: str, tmp_path: Path
+) -> None:
     task = TextClassification(["entailment", "neutral", "contradiction"])
     config = tiny.encoder_config(TOKENIZER.vocab_size, initializer_range=0.5)
     folder = tiny.bundle(tmp_path / "bundle", TOKENIZER, config, task=task)
     for name in ("raybert.json", "special_tokens_map.json"):
         (folder / name).unlink()
     path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation_side": side}))
+    settings = json.loads(path.read_text()) | {"truncation_side": side, "model_max_length": 20}
+    path.write_text(json.dumps(settings))
     cut, long = {"truncation": True}, "a " * 40 + "b " * 25
     rows = [{"text": long}, *({"text": long, "text_pair": pair} for pair in ("b a", "b a " * 30))]
     ours = Predictor(folder, device="cpu")
@@ -201,6 +204,9 @@ def test_texts_are_cut_at_the_end_that_the_tokenizer_names(side: str, tmp_path: 
         for each, other in zip(answer, theirs(row, truncation="longest_first"), strict=True):
             assert each["label"] == other["label"]
             assert each["score"] == pytest.approx(other["score"], abs=1e-5)
+    fits = "a b " * 13  # more than 20 tokens, but not more than the model's positions
+    for each, other in zip(ours.predict([fits])[0], theirs({"text": fits}), strict=True):
+        assert each["score"] == pytest.approx(other["score"], abs=1e-5)
     zero_shot = ours.also["zero-shot-classification"]
     asked = ZeroShotParameters(candidate_labels=["a", "b"], hypothesis_template="a {}", **cut)
     [answer] = zero_shot.predict([{"text": long}], asked)
