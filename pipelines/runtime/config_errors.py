@@ -29,7 +29,7 @@ def explained(message: str, config: type, prog: str, known: Iterable[str]) -> st
     if inner is not None:
         outer = re.findall(r'Parser key "([\w.]+)"', message)[:1]
         return f"{', '.join('.'.join([*outer, one]) for one in inner[1].split(', '))}: {inner[2]}"
-    unknown = re.search(r"(?:unrecognized arguments: -*|Option ')([\w.]+)", message)
+    unknown = re.search(r"(?:unrecognized arguments: -*|Option ')([\w.-]+)", message)
     if unknown is not None:
         return (
             f"{unknown[1]}: wanted a field of this command, there is none with that name"

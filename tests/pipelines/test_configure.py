@@ -225,6 +225,18 @@ def test_a_field_of_a_table_that_there_is_not_is_told() -> None:
     assert not INTERNALS.search(said)
 
 
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [("--max-length", "max_length"), ("--train.rows-per-class", "rows_per_class")],
+)
+def test_an_option_with_hyphens_is_told_as_it_was_written_with_the_field_for_it(
+    option: str, field: str
+) -> None:
+    said = message("finetune", [*complete("finetune"), option, "64"])
+    assert said.startswith(f"{option.removeprefix('--')}: wanted a field of this command")
+    assert f"(did you mean {field}?)" in said
+
+
 def test_a_config_that_comes_with_raybert_is_found_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
