@@ -19,7 +19,7 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.tasks.shapes import Row
 from bert_core.wording import one_of
-from pipelines.answering.predictors import answer_columns, option_items, predict_rows, predictor_of
+from pipelines.answering.predictors import answer_columns, options_text, predict_rows, predictor_of
 from pipelines.corpus.labelled import (
     LabelledConfig,
     labelled_input,
@@ -79,7 +79,7 @@ def run(config: EvaluateConfig) -> Manifest:
 def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     from bert_core.metrics.bootstrap import intervals
 
-    task_options = (config.task, option_items(config.options))
+    task_options = (config.task, options_text(config.options))
     predictor = predictor_of(folder, config.threads_per_worker, *task_options)
     task = predictor.task
     if config.metric in task.lower_is_better:

@@ -35,7 +35,7 @@ from pipelines.answering.predictors import (
     ANSWER,
     answer_cells,
     answer_columns,
-    option_items,
+    options_text,
     predictor_of,
 )
 from pipelines.corpus.digest import ordered_corpus_input
@@ -105,7 +105,7 @@ def _predict(config: PredictConfig, corpus: Corpus, folder: Path) -> Result:
 
 def _predictor(config: PredictConfig, folder: Path) -> "Predictor":
     return predictor_of(
-        folder, config.threads_per_worker, config.task, option_items(config.options)
+        folder, config.threads_per_worker, config.task, options_text(config.options)
     )
 
 

@@ -12,7 +12,7 @@ from bert_core import files
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, read_manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
-from pipelines.answering.predictors import ANSWER, option_items, predict_rows, predictor_of
+from pipelines.answering.predictors import ANSWER, options_text, predict_rows, predictor_of
 from pipelines.evaluate import CLASSES, PREDICTIONS
 from pipelines.runtime.description import link_model_card, published_page
 from pipelines.runtime.progress import say
@@ -163,7 +163,7 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
 
 def _check_task(config: PublishConfig, evaluation: Manifest, folder: Path) -> None:
     """Raises: ConfigError unless the evaluation is of the bundle's task, which gets registered."""
-    task, options = evaluation.config["task"], option_items(evaluation.config["options"])
+    task, options = evaluation.config["task"], options_text(evaluation.config["options"])
     registered = predictor_of(folder, config.threads_per_worker).task
     evaluated = predictor_of(folder, config.threads_per_worker, task, options).task
     if not registered.is_comparable(evaluated):

@@ -25,7 +25,7 @@ ANSWER = "answer"
 """Column of the predictions with the whole answer, as JSON."""
 ROWS_PER_TASK = 512
 
-OptionItems = tuple[tuple[str, Any], ...]
+NO_OPTIONS = "{}"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def predict_rows(
     rows: Sequence[Row],
     config: StageConfig,
     task: str | None = None,
-    options: OptionItems = (),
+    options: str = NO_OPTIONS,
 ) -> RowAnswers:
     """Answer every row with a model."""
     starts = range(0, len(rows), ROWS_PER_TASK)
@@ -66,7 +66,7 @@ def _predict(
     folder: Path,
     threads: int,
     name: str | None,
-    options: OptionItems,
+    options: str,
     part: tuple[int, Sequence[Row]],
 ) -> dict[str, Any]:
     predictor = predictor_of(folder, threads, name, options)
@@ -80,23 +80,21 @@ def _predict(
     }
 
 
-def option_items(options: Mapping[str, Any]) -> OptionItems:
-    """Options in the hashable form that `predictor_of` caches by."""
-    return tuple(
-        (name, tuple(value) if isinstance(value, list) else value)
-        for name, value in sorted(options.items())
-    )
+def options_text(options: Mapping[str, Any]) -> str:
+    """Options as JSON, the hashable form that `predictor_of` caches by."""
+    return json.dumps(options, sort_keys=True)
 
 
 @lru_cache(maxsize=2)
 def predictor_of(
-    folder: Path, threads: int, task: str | None = None, options: OptionItems = ()
+    folder: Path, threads: int, task: str | None = None, options: str = NO_OPTIONS
 ) -> "Predictor":
     """The model, loaded once per process."""
     from bert_core.predictor import Predictor
 
-    given = {name: list(value) if isinstance(value, tuple) else value for name, value in options}
-    return Predictor(on_this_machine(folder), threads=threads, task=task, options=given)
+    return Predictor(
+        on_this_machine(folder), threads=threads, task=task, options=json.loads(options)
+    )
 
 
 def answer_cells(task: "Task", answer: Any, prefix: str, column: str) -> dict[str, Any]:
