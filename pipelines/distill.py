@@ -198,7 +198,10 @@ def _on_labelled_rows(
     parts[TRAIN] = parts[TRAIN] + new_rows
     both = [(teacher, config.teacher), (student, config.variant or config.model)]
     shorter, name = min(both, key=lambda each: each[0].encoder_config.max_length)
-    sets = encoded(config, shorter, name, task, parts)
+    # Either may be without segments, and ignores those of a pair then: the other reads them, as the
+    # student will when it answers.
+    reader = student if student.encoder_config.embeddings.type_vocab_size > 1 else teacher
+    sets = encoded(config, replace(shorter, tokenizer=reader.tokenizer), name, task, parts)
     trained_rows = pair.trained_rows(teacher, student)
     trainable = TrainableTask(
         task, student.tokenizer, student.encoder_config, pair.build, trained_rows, answers=answers

@@ -19,6 +19,8 @@ from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import read_manifest
 from bert_core.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
+from bert_core.tasks.text_regression import TextRegression
+from bert_core.tasks.texts import TextOptions
 from pipelines import distill, evaluate
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.distill import DistillConfig
@@ -228,6 +230,37 @@ def test_a_student_of_other_words_is_refused(on_rows: Distilling, tmp_path: Path
     config = on_rows(model=other_words(tmp_path))
     with pytest.raises(ConfigError, match="wanted a student with the vocabulary of its teacher"):
         distill.run(config)
+
+
+def test_a_student_reads_pairs_in_training_as_it_will_when_it_answers(tmp_path: Path) -> None:
+    """Even if its teacher does not tell the second text from the first by its segment."""
+    words, task = tiny.tokenizer(), TextRegression(options=TextOptions(pairs=True))
+    teacher, student = (
+        tiny.bundle(
+            tmp_path / f"segments-{count}",
+            words,
+            tiny.encoder_config(words.vocab_size, type_vocab_size=count),
+            task=task,
+        )
+        for count in (1, 2)
+    )
+    rows = [
+        {"text": f"the {word}", "text_pair": "a blue tree", "score": float(number)}
+        for number, word in enumerate(["sea", "tree", "blue", "is"])
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    config = DistillConfig(
+        output=str(tmp_path / "out"), teacher=str(teacher), model=str(student),
+        train=LabelledConfig(source=str(path)), held_out=LabelledConfig(source=str(path)),
+        max_length=16, batch_size=4, epochs=1.0, precision="fp32", num_workers=0,
+        tracking_uri=f"sqlite:///{tmp_path}/mlflow.db",
+    )  # fmt: skip
+    counts = distill.run(config).counts
+    predictor = Predictor(f"{config.output}/bundle", device="cpu")
+    answers = predictor.predict([predictor.task.request_of(row) for row in rows])
+    measured = predictor.task.metrics(predictor.task.compare(rows, answers))
+    assert counts["mse_mean"] == pytest.approx(measured["mse"], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["teacher", "model"])
