@@ -39,7 +39,7 @@ from bert_core.train.parallel import (
 )
 from bert_core.train.sparse import sparse_gradients
 
-_WAY_OUT = "train into another output with a lower optimizer.lr or more schedule.warmup_steps"
+_WAY_OUT = "train into another output with a lower lr or a longer warmup"
 
 
 class DivergedError(RaybertError):

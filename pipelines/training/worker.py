@@ -419,7 +419,7 @@ def explained(checkpoints: str) -> Iterator[None]:
             raise
         raise ResourceError(
             f"training: wanted more memory than there is ({reason}): lower micro_batch_tokens, "
-            "which does not change gradients, or set loop.activation_checkpointing"
+            "which does not change gradients, or pretrain with loop.activation_checkpointing"
         ) from error
     except DivergedError as error:
         checkpoint = latest_checkpoint(checkpoints)

@@ -338,7 +338,7 @@ def test_a_run_that_diverges_is_not_tried_again_and_names_its_last_checkpoint(
     )
     with pytest.raises(DivergedError, match=r"step-\d{8} has the weights after step \d+") as error:
         pretrain.run(config)
-    assert "train into another output with a lower optimizer.lr" in str(error.value)
+    assert "train into another output with a lower lr" in str(error.value)
     run, client = run_of(config)
     assert run.info.status == "FAILED"
     steps = [point.step for point in client.get_metric_history(run.info.run_id, "loss")]

@@ -531,7 +531,7 @@ def test_a_run_that_diverges_stops_before_the_step(poison: float) -> None:
     with pytest.raises(
         DivergedError,
         match=r"step 3: wanted a finite gradient, got norm nan: train into another output with "
-        r"a lower optimizer\.lr or more schedule\.warmup_steps",
+        r"a lower lr or a longer warmup",
     ):
         next(steps)
     for name, value in model.state_dict().items():
