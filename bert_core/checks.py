@@ -56,6 +56,7 @@ class Range:
 PositiveInt = Annotated[int, Range(least=1)]
 NonNegativeInt = Annotated[int, Range(least=0)]
 PositiveFloat = Annotated[float, Range(above=0)]
+PositiveFinite = Annotated[float, Range(above=0, below=inf)]
 NonNegativeFloat = Annotated[float, Range(least=0)]
 Share = Annotated[float, Range(least=0, most=1)]
 PositiveShare = Annotated[float, Range(above=0, most=1)]

@@ -8,6 +8,7 @@ from typing import Literal
 from bert_core.checks import (
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFinite,
     PositiveFloat,
     PositiveInt,
     PositiveShare,
@@ -94,7 +95,7 @@ class LoopConfig:
 
     max_steps: PositiveInt
     """Total number of optimizer steps."""
-    max_hours: PositiveFloat | None = None
+    max_hours: PositiveFinite | None = None
     """Wall-clock limit in hours. Where the hours are further along than the steps, the schedule
     follows them and ends with them. Time between an interruption and the resumption does not count.
     Such a run is not exactly reproducible."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, TypedDict
 from bert_core.checks import (
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFinite,
     PositiveFloat,
     PositiveInt,
     PositiveShare,
@@ -129,7 +130,7 @@ class LabelledTrainingConfig(TrainingConfig):
 
     from_scratch: bool = False
     """Start from random weights instead of the bundle's, to see what pretraining is worth."""
-    epochs: PositiveFloat = 3.0
+    epochs: PositiveFinite = 3.0
     """Passes over the training rows, or over all their windows."""
     lr: PositiveFloat = 5e-5
     """Peak learning rate."""

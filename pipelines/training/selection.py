@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from bert_core.checks import NonNegativeInt, PositiveFloat, ShareBelowOne, check_fields
+from bert_core.checks import NonNegativeInt, PositiveFinite, ShareBelowOne, check_fields
 from bert_core.errors import ConfigError
 from tracking.metric_names import LOSS, TASK, measured_on
 
@@ -20,7 +20,7 @@ class SelectionConfig:
     share: ShareBelowOne = 0.0
     """Share of the training rows to keep out and measure on, to select the weights that do best on
     them; 0 trains on all rows and takes the last weights, as the paper does."""
-    every_epochs: PositiveFloat = 1.0
+    every_epochs: PositiveFinite = 1.0
     """Epochs between measurements."""
     patience: NonNegativeInt = 0
     """Stop after this many measurements in a row without improvement; 0 disables."""

@@ -113,8 +113,9 @@ def _check_numbers(name: str, values: Any) -> None:
     kind, where = SEARCHED[name], f"search.space.{name}"
     ends = isinstance(values, Mapping)
     for value in [values["low"], values["high"]] if ends else values:
-        if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
-            wanted = "whole numbers" if kind is int else "numbers"
+        is_number = isinstance(value, int if kind is int else (int, float))
+        if isinstance(value, bool) or not is_number or not math.isfinite(value):
+            wanted = "whole numbers" if kind is int else "finite numbers"
             raise ConfigError(f"{where}: wanted {wanted}, got {value!r}")
     if ends and not values["low"] < values["high"]:
         raise ConfigError(

@@ -1,6 +1,7 @@
 """From a pretrained bundle to the registry: fine-tune, evaluate, publish, predict."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -532,7 +533,8 @@ def test_an_evaluation_of_another_bundle_is_refused(evaluated: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"epochs": 0.0}, "epochs: wanted above 0, got 0"),
+        ({"epochs": 0.0}, "epochs: wanted above 0 and finite, got 0"),
+        ({"epochs": math.inf}, "epochs: wanted above 0 and finite, got inf"),
         ({"seeds": (1, 1)}, "seeds: wanted different numbers"),
         ({"lr": -1.0}, "lr: wanted above 0, got -1"),
         ({"warmup_share": 2.0}, "warmup_share: wanted 0 to 1, got 2"),
@@ -556,7 +558,7 @@ def test_settings_out_of_range_are_refused(
     ("given", "message"),
     [
         ({"share": 1.0}, "selection.share: wanted at least 0 and below 1, got 1"),
-        ({"every_epochs": 0.0}, "selection.every_epochs: wanted above 0, got 0"),
+        ({"every_epochs": math.inf}, "selection.every_epochs: wanted above 0 and finite, got inf"),
         ({"share": 0.1, "patience": -1}, "selection.patience: wanted at least 0, got -1"),
         ({"patience": 2}, "patience: wanted 0 without rows to measure on, got 2: set selection"),
     ],

@@ -1,6 +1,7 @@
 """Sweeps: which trials there are; the best is found, scored once and registered."""
 
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -373,7 +374,8 @@ def test_a_range_may_stand_in_a_file_and_on_the_command_line(tmp_path: Path) -> 
         ({"space": {"lr": 1e-3}}, r"search.space.lr: wanted a list of values, or a range .*0.001"),
         ({"space": {"lrr": [1.0]}}, r"search.space: wanted fields among .*'lrr' \(did you mean lr"),
         ({"space": {"output": ["x"]}}, r"search.space: wanted fields among max_length, .*'output'"),
-        ({"space": {"lr": ["1e-3"]}}, r"search.space.lr: wanted numbers, got '1e-3'"),
+        ({"space": {"lr": ["1e-3"]}}, r"search.space.lr: wanted finite numbers, got '1e-3'"),
+        ({"space": {"lr": [math.inf]}}, r"search.space.lr: wanted finite numbers, got inf"),
         ({"space": {"batch_size": [8.5]}}, r"batch_size: wanted whole numbers, got 8.5"),
         ({"space": {"batch_size": [True]}}, r"batch_size: wanted whole numbers, got True"),
         ({"space": {"lr": {"low": 1, "high": 2}}}, r"lr: wanted a list of values for a grid"),

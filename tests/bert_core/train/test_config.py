@@ -74,6 +74,11 @@ def test_defaults_are_those_of_the_paper() -> None:
         (ScheduleConfig, {"decay_share": 0.0}, "schedule.decay_share: wanted above 0"),
         (ScheduleConfig, {"warmup_steps": -1}, "schedule.warmup_steps: wanted at least 0, got -1"),
         (LoopConfig, {"max_steps": 0}, "max_steps: wanted at least 1, got 0"),
+        (
+            LoopConfig,
+            {"max_steps": 1, "max_hours": float("inf")},
+            "max_hours: wanted above 0 and finite, got inf",
+        ),
     ],
 )
 def test_settings_out_of_range_are_refused(config: type, settings: dict, message: str) -> None:
