@@ -6,7 +6,7 @@ from typing import Any
 from tracking import metric_names as names
 
 Counts = Mapping[str, Any]
-NO_SHARES = ("loss", "mrr", "spearman", "pearson", "matthews", "ndcg", "rmse")
+NO_SHARES = ("loss", "mrr", "spearman", "pearson", "matthews", "ndcg", "mse")
 """Parts of the names of metrics that are not shares, even with values from 0 to 1."""
 _WORDS = {"mrr": "mean reciprocal rank", "f1": "F1", "mlm": "MLM", "nsp": "NSP"}
 

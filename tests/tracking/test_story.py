@@ -2,7 +2,7 @@
 
 import pytest
 
-from tracking.story import amount, result, sentence
+from tracking.story import amount, figure, result, sentence
 
 
 def plain(text: str) -> str:
@@ -55,6 +55,13 @@ def test_large_counts_are_rounded(number: float, told: str) -> None:
 )  # fmt: skip
 def test_a_line_says_what_came_out(stage: str, counts: dict[str, object], told: str) -> None:
     assert plain(result(stage, counts)) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("accuracy", "42.3 %"), ("mse", "0.423"), ("spearman", "0.423")]
+)
+def test_only_a_share_is_told_in_percent(name: str, told: str) -> None:
+    assert plain(figure(name, 0.423)) == told
 
 
 def test_a_sentence_holds_a_score_against_its_baseline() -> None:
