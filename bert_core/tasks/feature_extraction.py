@@ -40,7 +40,7 @@ from bert_core.tasks.modules import (
     unread_settings,
 )
 from bert_core.tasks.shapes import Row
-from bert_core.tasks.texts import TextInput
+from bert_core.tasks.texts import TextInput, numbers_of
 
 if TYPE_CHECKING:
     from bert_core.objectives.embedding import Embedding
@@ -346,7 +346,7 @@ class FeatureExtraction(Task):
     ) -> Iterator[dict[str, np.ndarray]]:
         """For each text of a row: its similarity to the first, and a number that identifies it."""
         scored = _loss_of(rows) == "cosine"
-        text_ids = np.unique(all_texts, return_inverse=True)[1].astype(np.int64)
+        text_ids = numbers_of(all_texts)
         ends = np.cumsum([len(row_texts) for row_texts in texts])
         for row, row_ids in zip(rows, np.split(text_ids, ends[:-1]), strict=True):
             similarities = np.zeros(len(row_ids), dtype=np.float32)
@@ -500,10 +500,11 @@ def compared(rows: Sequence[Row]) -> Compared:
     _check_pairs(rows)
     texts = [texts_of(row) for row in rows]
     passages = [text for row_texts in texts for text in row_texts[1:]]
-    _, places, names = np.unique(passages, return_index=True, return_inverse=True)
+    numbers = numbers_of(passages)
+    _, places = np.unique(numbers, return_index=True)
     sizes = np.array([len(row_texts) - 1 for row_texts in texts])
-    queries = np.unique([row_texts[0] for row_texts in texts], return_inverse=True)[1]
-    return Compared(places, names[np.cumsum(sizes) - sizes], queries)
+    queries = numbers_of(row_texts[0] for row_texts in texts)
+    return Compared(places, numbers[np.cumsum(sizes) - sizes], queries)
 
 
 def _check_pairs(rows: Sequence[Row]) -> None:

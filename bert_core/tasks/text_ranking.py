@@ -20,7 +20,7 @@ from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task
 from bert_core.tasks.modules import SAYS, Activation, activation_entry, activation_of
 from bert_core.tasks.shapes import Row
-from bert_core.tasks.texts import PairInput, sigmoid, text_windows
+from bert_core.tasks.texts import PairInput, numbers_of, sigmoid, text_windows
 
 if TYPE_CHECKING:
     from bert_core.objectives.classification import Classification
@@ -195,7 +195,7 @@ class TextRanking(Task):
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """Metrics of the query of each row among all rows with the same query."""
         predicted = np.array([answer["score"] for answer in answers], dtype=np.float64)
-        queries = np.unique([row["text"] for row in rows], return_inverse=True)[1]
+        queries = numbers_of(row["text"] for row in rows)
         return ranking_columns(predicted, _scores_of(rows), queries)
 
     def constant(self, rows: Sequence[Row]) -> Columns:

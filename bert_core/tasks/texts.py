@@ -1,12 +1,12 @@
 """What tasks over one text or a pair of texts share: the input, its window, and whether training
 rows are pairs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, with_special_tokens
@@ -179,6 +179,13 @@ def text_windows(
             )
         )
     return windows
+
+
+def numbers_of(texts: Iterable[str]) -> Int[np.ndarray, "texts"]:
+    """A number for each text, from 0 in the order of their first occurrence; equal texts have equal
+    ones. `np.unique` would take four bytes per character of the longest text, for every text."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
 
 
 def _texts_of(row: Row) -> list[str]:

@@ -200,12 +200,13 @@ def few_per_class(rows: list[dict[str, Any]], most: int | None) -> list[dict]:
             f"rows_per_class: wanted rows with one label each, got rows with "
             f"{', '.join(rows[0])}: leave it out for this task"
         )
+    places: dict[Any, list[int]] = {}
+    for place, row in enumerate(rows):
+        places.setdefault(row["label"], []).append(place)
     chosen: list[int] = []
     rng = np.random.default_rng(0)
-    labels = np.array([row["label"] for row in rows])
-    for label in sorted(set(labels)):
-        places = np.flatnonzero(labels == label)
-        chosen.extend(rng.permutation(places)[:most].tolist())
+    for label in sorted(places):
+        chosen.extend(rng.permutation(places[label])[:most].tolist())
     return [rows[place] for place in sorted(chosen)]
 
 

@@ -3,6 +3,7 @@
 import io
 import random
 import re
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -344,3 +345,30 @@ def test_a_text_that_is_cut_is_counted(name: str, row: dict) -> None:
 def test_what_is_no_text_is_no_input(cell: Any, shown: str) -> None:
     with pytest.raises(InputError, match=rf"row\.text: wanted text, got .*{re.escape(shown)}"):
         as_row(TextClassification.inputs, {"text": cell}, "row")
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "score"),
+    [
+        ("feature-extraction", [{}], [[1.0], [0.0]]),
+        ("text-ranking", [{"score": 1.0}, {"score": 0.0}], [1.0]),
+    ],
+)
+def test_a_long_text_takes_no_memory_for_every_other_row(
+    name: str, targets: list[dict[str, float]], score: list[Any]
+) -> None:
+    """At four bytes per character and row, it would be 400 MB."""
+    texts = ["the sea " * 6250, *(f"text {number}" for number in range(2000))]
+    rows: list[dict[str, Any]] = [
+        {"text": text, "text_pair": "the sea", **targets[place % len(targets)]}
+        for place, text in enumerate(texts)
+    ]
+    task = TASKS[name].from_rows(rows)
+    tracemalloc.start()
+    try:
+        windows = task.encode(rows, TOKENIZER, 16, labelled=True)
+        answers = task.decode(rows, windows, [np.array(score)] * len(rows))
+        task.metrics(task.compare(rows, answers))
+        assert tracemalloc.get_traced_memory()[1] < 1e8
+    finally:
+        tracemalloc.stop()

@@ -1,5 +1,7 @@
 """Which tasks labelled rows train, and which rows their bundles show."""
 
+import tracemalloc
+
 import pytest
 import torch
 
@@ -10,7 +12,12 @@ from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification
 from pipelines.finetune import FinetuneConfig
 from pipelines.training.labelled_batches import LabelledRank
-from pipelines.training.labelled_sets import LabelledSet, shown_rows, trainable_task
+from pipelines.training.labelled_sets import (
+    LabelledSet,
+    few_per_class,
+    shown_rows,
+    trainable_task,
+)
 from pipelines.training.worker import RankPlace
 from tests import tiny
 
@@ -50,6 +57,19 @@ def test_rows_that_are_shown_were_not_trained_on_and_are_read_whole() -> None:
     assert shown_rows(task, sets, 3) == ("a blue sea",)
     assert shown_rows(task, {"train": sets["train"]}, 3) == ()
     assert shown_rows(task, {"selection": encoded(long)}, 3) == ()
+
+
+def test_few_rows_of_a_class_are_drawn_for_every_label_however_long() -> None:
+    labels = ["a", "a\0", "x" * 100_000]
+    rows = [{"text": f"{number}", "label": labels[number % 3]} for number in range(300)]
+    tracemalloc.start()
+    try:
+        few = few_per_class(rows, 2)
+        assert tracemalloc.get_traced_memory()[1] < 1e7
+    finally:
+        tracemalloc.stop()
+    assert sorted(row["label"] for row in few) == sorted(2 * labels)
+    assert [row for row in rows if row in few] == few, "in order"
 
 
 def test_groups_are_measured_by_any_number_of_workers() -> None:
