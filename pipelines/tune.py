@@ -5,8 +5,9 @@ the trials and handles the best one; `training.trials` runs them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -30,6 +31,7 @@ from pipelines.runtime.stage import (
 )
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.labelled_sets import inputs_of, read_sets
+from pipelines.training.selection import Measurement
 from pipelines.training.sweep import SweepConfig
 from tracking.hub import PREFIX
 from tracking.server import tracking_uri
@@ -111,10 +113,11 @@ def run(config: TuneConfig) -> Manifest:
     folder, inputs = inputs_of(config)
     # A trial may run on a machine that has to fetch a model of the hub for itself.
     [source] = [PREFIX + each.source for each in inputs if each.asked] or [str(folder.absolute())]
-    return run_stage("tune", config, inputs, lambda _: _tune(config, folder, source))
+    digests = {each.name: each.digest for each in inputs}
+    return run_stage("tune", config, inputs, lambda _: _tune(config, folder, source, digests))
 
 
-def _tune(config: TuneConfig, folder: Path, model: str) -> Result:
+def _tune(config: TuneConfig, folder: Path, model: str, digests: Mapping[str, str]) -> Result:
     from bert_core.tasks.catalog import TASKS
     from tracking.hub import load_bundle
 
@@ -144,7 +147,7 @@ def _tune(config: TuneConfig, folder: Path, model: str) -> Result:
     )
     sign = config.selection.sign(TASKS[config.task])
     outcomes = trials.run_trials(
-        finetune.run,
+        partial(_train_trial, digests),
         trial_configs,
         config.search,
         output=absolute.output,
@@ -183,6 +186,22 @@ def _tune(config: TuneConfig, folder: Path, model: str) -> Result:
         **_score(config, parent),
     }
     return Result(outputs={TRIALS: Output.of(path), **outputs}, counts=counts, artifacts=[picture])
+
+
+def _train_trial(
+    digests: Mapping[str, str], trial: FinetuneConfig, watch: Callable[[Measurement], None]
+) -> None:
+    """Train a trial on the inputs that the sweep began with.
+
+    Raises: RaybertError if they have changed since: trials would be compared on different rows.
+    """
+    for each in inputs_of(trial)[1]:
+        if each.digest != digests[each.name]:
+            raise RaybertError(
+                f"{each.source}: wanted the same contents for every trial, it has changed since "
+                "the sweep began: run the same command again, which starts over"
+            )
+    finetune.run(trial, watch)
 
 
 def _settled(rows: LabelledConfig) -> LabelledConfig:

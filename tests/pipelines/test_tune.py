@@ -15,7 +15,7 @@ import pytest
 from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError, CorpusError, RaybertError
 from bert_core.manifest import read_manifest
-from pipelines import evaluate, tune
+from pipelines import evaluate, finetune, tune
 from pipelines.answering import predictors
 from pipelines.configure import parse
 from pipelines.corpus.labelled import LabelledConfig
@@ -23,6 +23,7 @@ from pipelines.finetune import FinetuneConfig
 from pipelines.training.selection import SelectionConfig
 from pipelines.training.sweep import SweepConfig
 from pipelines.tune import TuneConfig
+from tests import tiny
 from tests.processes import kill_tree, start_with_input
 from tests.waiting import wait_until
 from tracking.spool import read_run
@@ -364,6 +365,33 @@ def test_a_range_may_stand_in_a_file_and_on_the_command_line(tmp_path: Path) -> 
     config = parse("tune", ["--config", str(path), *more])
     assert [trial.lr for trial in config.trials()] == [0.001, 0.001]
     assert config.held_out.source == "dev.tsv"
+
+
+def test_rows_that_change_during_a_sweep_end_it_before_trials_differ_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    row = '{"text": "the %s tree %d", "label": "%s"}\n'
+    rows.write_text("".join(row % (word, n, word) for n in range(8) for word in ("sea", "blue")))
+    config = TuneConfig(
+        output=str(tmp_path / "sweep"), model=str(tiny.bundle(tmp_path / "tiny", tiny.tokenizer())),
+        train=LabelledConfig(source=str(rows)), selection=SelectionConfig(share=0.25),
+        search=SweepConfig(space={"lr": [1e-3, 1e-4]}), epochs=1.0, batch_size=4, max_length=8,
+        precision="fp32", num_workers=0, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db",
+    )  # fmt: skip
+    train, trained = finetune.run, []
+
+    def run(*arguments: Any) -> Any:
+        trained.append(train(*arguments))
+        with rows.open("a") as file:
+            file.write(row % ("blue", 8, "blue"))
+
+    monkeypatch.setattr(finetune, "run", run)
+    with pytest.raises(
+        RaybertError, match=r"rows\.jsonl: wanted the same contents for every trial"
+    ):
+        tune.run(config)
+    assert len(trained) == 1
 
 
 @pytest.mark.parametrize(
