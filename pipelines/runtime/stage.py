@@ -63,6 +63,9 @@ REMARK = {"remark": True}
 """Metadata of a config field that affects only how the output is described, or how the run is
 watched."""
 
+GIT_TIMEOUT_S = 5.0
+"""How long git may take to name the commit, on a busy machine or a slow disk."""
+
 Config = TypeVar("Config", bound=Any)
 
 
@@ -554,7 +557,9 @@ def code_version() -> str:
         release = "unknown"
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except OSError:
+        commit = subprocess.run(
+            command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
         return release
     return f"{release}+{commit.stdout.strip()}" if commit.stdout.strip() else release

@@ -21,13 +21,14 @@ from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.glue import GlueConfig
 from pipelines.prepare import PrepareConfig
-from pipelines.runtime import lease
+from pipelines.runtime import lease, stage
 from pipelines.runtime.description import STARTED
 from pipelines.runtime.stage import (
     INPUT,
     Result,
     StageConfig,
     _input_paths,
+    code_version,
     determining_fields,
     run_stage,
     with_absolute_paths,
@@ -341,3 +342,13 @@ def test_settings_out_of_range_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(config, **change)  # type: ignore[arg-type]
+
+
+def test_a_git_that_takes_too_long_leaves_the_commit_out_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(stage, "GIT_TIMEOUT_S", 0.1)
+    assert "+" not in code_version()
