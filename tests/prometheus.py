@@ -74,13 +74,13 @@ class Prometheus:
 
     def ask(self, expression: str) -> list[Any]:
         """The series that are the answer now; all values of a dashboard's variables are chosen."""
-        return self._asked("query", query=_plain(expression))
+        return self._asked("query", query=plain(expression))
 
     def ask_of(self, expression: str, since_s: float) -> list[Any]:
         """The series that have been the answer at any second since then (seconds since 1970)."""
         now = time.time()
         return self._asked(
-            "query_range", query=_plain(expression), start=since_s, end=now, step="1s"
+            "query_range", query=plain(expression), start=since_s, end=now, step="1s"
         )
 
     def rules(self) -> list[Any]:
@@ -94,7 +94,8 @@ class Prometheus:
         return list(response.json()["data"]["result"])
 
 
-def _plain(expression: str) -> str:
+def plain(expression: str) -> str:
+    """A query of a dashboard as Prometheus takes it, for all values of the variables."""
     return re.sub(r"\$(model|output|dataset|node)", ".*", expression).replace(
         "$__rate_interval", "10s"
     )

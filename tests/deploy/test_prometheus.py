@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import prometheus
+
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"
 FILES = ["alerts", "cluster_alerts"]
@@ -87,3 +89,25 @@ def test_every_panel_says_what_it_shows_of_what_was_chosen(path: Path) -> None:
         for target in panel["targets"]:
             of_all = any(name in target["expr"] for name in OF_THE_WHOLE_CLUSTER)
             assert f"${chosen}" in target["expr"] or of_all, panel["title"]
+
+
+@pytest.mark.parametrize(
+    ("values", "since_an_hour"), [("_x69 1x20", 1), ("1x89", 0), ("1x69 2x20", 1), ("3x69 1x20", 0)]
+)
+def test_a_roll_over_counts_though_its_version_has_a_series_of_its_own(
+    promtool: str, tmp_path: Path, values: str, since_an_hour: int
+) -> None:
+    asked = prometheus.plain(prometheus.panels("raybert-serve")["Roll-overs 0"])
+    series = 'ray_raybert_rollovers_total{model="docs", version="2", replica="x"}'
+    told = [{"labels": '{model="docs"}', "value": since_an_hour}]
+    case = {"expr": asked, "eval_time": "90m", "exp_samples": told}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": values}],
+        "promql_expr_test": [case],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [test]}))
+    done = subprocess.run(
+        [promtool, "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
