@@ -130,7 +130,7 @@ async def embed(call: Call) -> Response:
     prompt = PROMPTS.get(request.input_type or "")
     values = {
         "truncate": None if request.truncate == "NONE" else True,
-        "truncation_direction": {"START": "left", "END": "right"}.get(request.truncate or ""),
+        "truncation_direction": {"START": "left", "END": "right"}.get(request.truncate),
         "dimensions": request.output_dimension,
         "prompt_name": prompt if prompt in prompts else None,
     }
