@@ -56,7 +56,8 @@ def tracking_uri(configured: str | None) -> str:
         or f"{SQLITE}{Path.cwd()}/runs/mlflow.db"
     )
     scheme = urlsplit(uri).scheme.partition("+")[0]
-    if scheme not in (*DATABASES, "http", "https", "databricks"):
+    is_of_databricks = "databricks" in (scheme, uri)  # the bare name takes its default profile
+    if scheme not in (*DATABASES, "http", "https") and not is_of_databricks:
         raise ConfigError(
             f"tracking_uri: wanted a server (http://…) or database (sqlite:///…, postgresql://…), "
             f"since MLflow 3 does not record to folders, got {without_password(uri)}: give "

@@ -33,6 +33,7 @@ def short_number(value: float, digits: int = 3) -> str:
     if value and abs(value) < 0.01:
         mantissa, exponent = f"{value:.{digits - 2}e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
+    value = float(f"{value:.{digits}g}")  # which may give it another unit: 999.6 is 1k
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
             return f"{value / unit:.{digits}g}{name}"

@@ -24,7 +24,8 @@ def test_the_uri_is_the_configured_one_then_mlflows_variable_then_sqlite_here(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     assert tracking_uri(None) == "http://tracking:5000"
     assert tracking_uri("sqlite:///mine.db") == f"sqlite:///{tmp_path}/mine.db"
-    assert tracking_uri("postgresql+psycopg://db/mlflow") == "postgresql+psycopg://db/mlflow"
+    for uri in ("postgresql+psycopg://db/mlflow", "databricks", "databricks://profile"):
+        assert tracking_uri(uri) == uri
 
 
 @pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "mlruns", "/tmp/mlruns"])

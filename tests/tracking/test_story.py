@@ -2,7 +2,7 @@
 
 import pytest
 
-from tracking.story import amount, figure, result, sentence
+from tracking.story import amount, figure, result, sentence, short_number
 
 
 def plain(text: str) -> str:
@@ -14,6 +14,14 @@ def plain(text: str) -> str:
 )
 def test_large_counts_are_rounded(number: float, told: str) -> None:
     assert amount(number) == told
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(0, "0"), (0.00054, "5.4e-4"), (0.0005, "5e-4"), (0.5, "0.5"), (999.4, "999"), (999.6, "1k"), (999_999, "1M")],
+)
+def test_short_numbers_have_three_digits_at_most(number: float, told: str) -> None:
+    assert short_number(number) == told
 
 
 @pytest.mark.parametrize(
