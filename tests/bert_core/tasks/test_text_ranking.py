@@ -133,7 +133,8 @@ def test_other_heads_are_no_ranking(
 def test_a_cross_encoder_with_another_activation_gives_numbers_but_does_not_rank(
     tmp_path: Path,
 ) -> None:
-    entries = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}
+    tanh = "torch.nn.modules.activation.Tanh"
+    entries: dict[str, Any] = {"sentence_transformers": {"activation_fn": tanh}}
     folder = classifier(tmp_path / "model", **entries)
     with pytest.raises(FormatError, match="wanted a bundle for text-ranking, this one is for text"):
         Predictor(folder, device="cpu", task="text-ranking")
