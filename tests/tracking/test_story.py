@@ -18,7 +18,15 @@ def test_large_counts_are_rounded(number: float, told: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "told"),
-    [(0, "0"), (0.00054, "5.4e-4"), (0.0005, "5e-4"), (0.5, "0.5"), (999.4, "999"), (999.6, "1k"), (999_999, "1M")],
+    [
+        (0, "0"),
+        (0.00054, "5.4e-4"),
+        (0.0005, "5e-4"),
+        (0.5, "0.5"),
+        (999.4, "999"),
+        (999.6, "1k"),
+        (999_999, "1M"),
+    ],
 )
 def test_short_numbers_have_three_digits_at_most(number: float, told: str) -> None:
     assert short_number(number) == told
