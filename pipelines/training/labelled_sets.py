@@ -105,6 +105,9 @@ def read_parts(
             known.check_rows(rows)
         task = (known or kind.from_rows(rows, options)).trained_at(config.max_length)
     parts = divided(rows, task.groups(rows, task.chosen), config.selection)
+    if SELECTION in parts and config.selection.metric is not None:
+        # Before an epoch of training shows what its scores are.
+        config.selection.check_metric(task.baseline(parts[SELECTION]))
     if config.held_out is not None:
         parts[HELD_OUT] = read_labelled(config.held_out, HELD_OUT, task.shapes(task.chosen))
     return task, parts

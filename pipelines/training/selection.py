@@ -1,6 +1,6 @@
 """Selects the weights of a training by rows that are kept out of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -41,6 +41,18 @@ class SelectionConfig:
         """The factor that turns the metric into a cost, where lower is better."""
         return 1 if self.metric == LOSS or self.metric in task.lower_is_better else -1
 
+    def check_metric(self, scores: Collection[str]) -> None:
+        """Check the metric to select by.
+
+        Args:
+            scores: names of the task's metrics; empty if they are not known yet.
+        Raises: ConfigError unless it is one of these, or the loss.
+        """
+        if scores and self.metric not in (None, LOSS, *scores):
+            raise ConfigError(
+                f"selection.metric: wanted one of loss, {', '.join(scores)}, got {self.metric!r}"
+            )
+
     def cost(self, task: "Task") -> Callable[[dict[str, float]], float]:
         """A function from a worker's `measure` results to a cost: lower is better."""
         if self.metric == LOSS:
@@ -48,11 +60,8 @@ class SelectionConfig:
 
         def of(measured: dict[str, float]) -> float:
             scores = measured_on(TASK, measured)
-            metric = self.metric or task.main_metric(scores)
-            if metric not in scores:
-                names = ", ".join(scores)
-                raise ConfigError(f"selection.metric: wanted one of loss, {names}, got {metric!r}")
-            return self.sign(type(task)) * scores[metric]
+            self.check_metric(scores)
+            return self.sign(type(task)) * scores[self.metric or task.main_metric(scores)]
 
         return of
 
