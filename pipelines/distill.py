@@ -38,6 +38,7 @@ from pipelines.training.student import TEACHER, AugmentationConfig, LossesConfig
 from tracking import metric_names as names
 from tracking.metric_names import LOSS
 from tracking.runs import DatasetInput
+from tracking.story import score
 
 if TYPE_CHECKING:
     from bert_core.bundle.format import Bundle
@@ -323,7 +324,7 @@ def _against_teacher(
     figures = {f"teacher_{name}": value for name, value in metrics.items()}
     if metrics[main] > 0:
         kept = figures[f"kept_{main}"] = counts[f"{main}_mean"] / metrics[main]
-        say(f"distill: {kept:.1%} of the teacher's {main}, {metrics[main]:.1%}")
+        say(f"distill: {kept:.1%} of the teacher's {score(main, metrics[main])}")
     return figures
 
 

@@ -25,6 +25,7 @@ from pipelines.training.selection import Measurement
 from tracking import metric_names as names
 from tracking.curves import records_per_seed
 from tracking.metric_names import TASK
+from tracking.story import score
 
 if TYPE_CHECKING:
     from bert_core.data.tokenizer import Tokenizer
@@ -103,7 +104,7 @@ def learn(
     blind = baseline.get(f"baseline_{main}")
     if blind is not None and _has_learnt_little(task, main, float(values[main].mean()), blind):
         say(
-            f"{stage}: an answer that ignores the input has {main} {blind:.1%}, so little was "
+            f"{stage}: an answer that ignores the input has {score(main, blind)}, so little was "
             f"learnt: try more epochs than {config.epochs:g}, or a higher lr than {config.lr:g} "
             "(small encoders take 1e-3)"
         )
@@ -168,7 +169,7 @@ def _came_to(main: str, sets: dict[str, LabelledSet], values: dict[str, np.ndarr
         if key in values:
             rows = counted(len(sets[name].rows), f"{name.replace('_', '-')} row")
             seeds = counted(len(values[key]), "seed")
-            return f"{main} {values[key].mean():.1%} on {rows}, mean of {seeds}, "
+            return f"{score(main, values[key].mean())} on {rows}, mean of {seeds}, "
     return ""
 
 
