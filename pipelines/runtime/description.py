@@ -50,7 +50,11 @@ _COMMON = ("/", "runs")
 """Folders that say nothing of a run."""
 # Before the @ of Azure's URIs is a container, and credentials cannot be (`bert_core.storage`).
 _AZURE = r"(?<!\baz://)(?<!\babfs://)(?<!\babfss://)"
-_CREDENTIALS = re.compile(rf"{_AZURE}(?<=://)[^/@\s\"]+@", re.IGNORECASE)
+# A password may have slashes and @ in it; digits and a slash after the colon are a port and a path.
+_CREDENTIALS = re.compile(
+    rf"{_AZURE}(?<=://)(?!\[)[^/:@\s\"]*(?::(?!\d{{1,5}}/)[^@\s\"]*)?@(?:[^/@\s\"]*@)*",
+    re.IGNORECASE,
+)
 _QUERY = re.compile(r"(https?://[^?\s\"]*)\?[^\s\"]*")
 
 

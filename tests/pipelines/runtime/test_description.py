@@ -81,6 +81,11 @@ def test_the_command_makes_the_same_output(path: Path) -> None:
     [
         ("https://me:pw@host/a.txt?k=s", "https://host/a.txt"),
         ('["s3://id:key@bucket/a", "https://host/b?k=s"]', '["s3://bucket/a", "https://host/b"]'),
+        ("s3://id:a/b+c@bucket/a", "s3://bucket/a"),
+        ("http://me:p@ss@host/a@b.txt", "http://host/a@b.txt"),
+        ("http://host:8080/a@b.txt", "http://host:8080/a@b.txt"),
+        ("http://[::1]:8080/a@b.txt", "http://[::1]:8080/a@b.txt"),
+        ("s3://bucket/a@b:c.txt", "s3://bucket/a@b:c.txt"),
         ("texts/part-?.txt", "texts/part-?.txt"),
         (
             '["abfss://c@account.dfs.core.windows.net/a", "az://c@a/b", "ABFS://c@a/b"]',
