@@ -1,11 +1,22 @@
-"""Parts that messages share: similar names, shortened values, and lines of long texts."""
+"""Parts that messages share: similar names, shortened values, lines of long texts, and addresses
+without credentials."""
 
 import difflib
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
 SHOWN_CHARACTERS = 80
+
+# Before the @ of Azure's URIs is a container, and credentials cannot be (`bert_core.storage`).
+_AZURE = r"(?<!\baz://)(?<!\babfs://)(?<!\babfss://)"
+# NOTE: not by urlsplit: databases and buckets take a password with / ? # @ in it. Digits and a
+# slash after the colon are a port and a path.
+_CREDENTIALS = re.compile(
+    rf"{_AZURE}(?<=://)(?!\[)[^/:@\s\"]*(?::(?!\d{{1,5}}/)[^@\s\"]*)?@(?:[^/@\s\"]*@)*",
+    re.IGNORECASE,
+)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -61,3 +72,9 @@ def as_json(value: Any) -> str:
     except RecursionError:  # a value from a caller, nested almost as deeply as can be parsed
         return "nested too deeply to be shown"
     return shortened(text)
+
+
+def without_credentials(text: str) -> str:
+    """The text with no user or password in its addresses: `s3://key:secret@bucket/a` loses
+    `key:secret@`."""
+    return _CREDENTIALS.sub("", text)

@@ -62,7 +62,7 @@ _OUTPUT_TYPES = {
     pa.float32(): "float",
     pa.float64(): "double",
 }
-_PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)
+_SAFE_IN_URIS = re.compile(r"\w[\w.-]*", re.ASCII)
 _FORBIDDEN_IN_NAMES = re.compile(r"[/:@.%'\"`]")
 
 
@@ -318,7 +318,7 @@ def _log_model(
 
 def _stored_name(bundle: Path) -> str:
     """What a bundle's folder is called inside MLflow's model, where it becomes part of URIs."""
-    return bundle.name if _PLAIN.fullmatch(bundle.name) else "bundle"
+    return bundle.name if _SAFE_IN_URIS.fullmatch(bundle.name) else "bundle"
 
 
 def _storable(bundle: Path, scratch: Path) -> Path:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bert_core.errors import ConfigError, ResourceError
+from bert_core.wording import without_credentials
 from tracking import page
 from tracking.cache import cache_folder
 
@@ -33,9 +34,7 @@ JSON = "application/json"
 REFUSALS = (401, 403, 404, 405)
 OF_ALLOWED_HOSTS = "Invalid Host header"
 """Begins MLflow's refusal of the name that it was called by."""
-# NOTE: not by urlsplit: databases take a password with / ? # in it. What follows a port is none.
-_CREDENTIALS = re.compile(r"(?<=://)(?!\[)[^/:@]*(?::(?!\d{1,5}/)(?:[^?]*|[^@]*))?@")
-_SECRET = re.compile(r"(ssl)?(password|passwd|pwd)|odbc_connect", re.IGNORECASE)
+_PASSWORD = re.compile(r"(ssl)?(password|passwd|pwd)|odbc_connect", re.IGNORECASE)
 """Parameters with which the drivers of databases take a password."""
 _MAKING = threading.Lock()
 
@@ -72,10 +71,10 @@ def tracking_uri(configured: str | None) -> str:
 def without_password(uri: str) -> str:
     """The URI without credentials: `postgresql://me:secret@host/db` loses `me:secret@`, and
     `postgresql://host/db?user=me&password=secret` its last parameter."""
-    uri = _CREDENTIALS.sub("", uri, count=1)
+    uri = without_credentials(uri)
     base, _, query = uri.partition("?")
     parameters = query.split("&")
-    kept = [each for each in parameters if not _SECRET.fullmatch(each.partition("=")[0])]
+    kept = [each for each in parameters if not _PASSWORD.fullmatch(each.partition("=")[0])]
     if len(kept) == len(parameters):
         return uri
     return "?".join([base, "&".join(kept)]) if kept else base

@@ -149,9 +149,10 @@ def task_of_modules(folder: Path, *, bare: bool) -> Task | None:
     read = partial(_read, folder)
     if (folder / MODULES).is_file():
         return next(filter(None, (task.from_modules(read) for task in TASKS.values())), None)
+    if not bare:
+        return None
     # As in sentence-transformers, which makes such a folder's modules itself.
-    chosen = FeatureExtraction.options(max_length=longest_of(read))
-    return FeatureExtraction(options=chosen) if bare else None
+    return FeatureExtraction(options=FeatureExtraction.options(max_length=longest_of(read)))
 
 
 def listed_modules(folder: Path) -> str:

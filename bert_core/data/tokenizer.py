@@ -44,7 +44,7 @@ BERTS = {
     "LayoutLM", "LayoutLMv2", "Lxmert", "RetriBert", "SqueezeBert", "Splinter", "DPRContextEncoder",
     "DPRQuestionEncoder", "DPRReader",
 }  # fmt: skip
-MOST_TOKENS = 1 << 30
+_MOST_TOKENS = 1 << 30
 """transformers writes a number of 31 digits where there is no limit."""
 # Classes that put a space before every text where `add_prefix_space` says so, else nowhere,
 # whatever `tokenizer.json` says.
@@ -178,18 +178,7 @@ class Tokenizer:
         if files.exists(path):
             try:
                 inner = tokenizers.Tokenizer.from_buffer(files.read_bytes(path))
-                normalizer = inner.normalizer
-                if isinstance(normalizer, normalizers.BertNormalizer) and _is_of_bert(settings):
-                    inner.normalizer = _with_settings(normalizer, settings)
-                splits = inner.pre_tokenizer
-                if isinstance(splits, pre_tokenizers.ByteLevel) and (
-                    _class_of(settings) in WITH_PREFIX_SPACE
-                ):
-                    splits.add_prefix_space = bool(settings.get("add_prefix_space", False))
-                    inner.pre_tokenizer = splits
-                adds_none = not inner.num_special_tokens_to_add(is_pair=True)
-                if adds_none and _class_of(settings) in BERTS - {"MPNet"}:
-                    inner.post_processor = None  # these classes have BERT's, whatever the file says
+                _override(inner, settings)
                 whole = cls(inner)
                 known = {token.content for token in inner.get_added_tokens_decoder().values()}
                 listed = _added_tokens(folder, settings).items()
@@ -270,8 +259,7 @@ class Tokenizer:
         if SEGMENTS not in (settings.get("model_input_names") or usual):
             self.has_segments = False
         self.keeps_end = settings.get("truncation_side") == "left"
-        longest = settings.get("model_max_length")
-        self.longest = longest if isinstance(longest, int) and longest < MOST_TOKENS else None
+        self.longest = limit_in(settings.get("model_max_length"))
         for name, token in (("cls_token", CLS), ("sep_token", SEP)):
             chosen = _content(settings.get(name) or self._special[token])
             if chosen != self._special[token]:
@@ -655,6 +643,11 @@ def _settings(folder: str) -> dict[str, Any]:
     return files.read_json(path) if files.exists(path) else {}
 
 
+def limit_in(value: Any) -> int | None:
+    """The number of tokens that a setting limits texts to; None if it sets no limit."""
+    return value if isinstance(value, int) and value < _MOST_TOKENS else None
+
+
 def _is_of_bert(settings: Mapping[str, Any]) -> bool:
     """Whether transformers reads the tokenizer by a class for BERT's WordPiece."""
     return (_class_of(settings) or "Bert") in BERTS
@@ -675,6 +668,18 @@ def _check_is_of_bert(path: str, settings: Mapping[str, Any]) -> None:
             "which splits text in another way: use another model, or save the tokenizer with "
             "transformers as a tokenizer.json, if it has that form"
         )
+
+
+def _override(inner: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> None:
+    """Change what transformers' class sets up itself, whatever `tokenizer.json` says."""
+    normalizer, splits, name = inner.normalizer, inner.pre_tokenizer, _class_of(settings)
+    if isinstance(normalizer, normalizers.BertNormalizer) and _is_of_bert(settings):
+        inner.normalizer = _with_settings(normalizer, settings)
+    if isinstance(splits, pre_tokenizers.ByteLevel) and name in WITH_PREFIX_SPACE:
+        splits.add_prefix_space = bool(settings.get("add_prefix_space", False))
+        inner.pre_tokenizer = splits
+    if not inner.num_special_tokens_to_add(is_pair=True) and name in BERTS - {"MPNet"}:
+        inner.post_processor = None  # gets BERT's
 
 
 def _with_settings(normalizer: Any, settings: Mapping[str, Any]) -> normalizers.Normalizer:

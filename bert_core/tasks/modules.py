@@ -6,7 +6,7 @@ A task decides by them whether a folder is its own; `bundle.foreign` finds the f
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from bert_core.data.tokenizer import MOST_TOKENS
+from bert_core.data.tokenizer import limit_in
 from bert_core.errors import FormatError
 
 MODULES = "modules.json"
@@ -99,7 +99,7 @@ def longest_of(read: Read) -> int | None:
     longest = _transformer_settings(read).get("max_seq_length")
     if longest is None:  # since version 5.4 only the tokenizer says it
         longest = (read(TOKENIZER) or {}).get("model_max_length")
-    return longest if isinstance(longest, int) and longest < MOST_TOKENS else None
+    return limit_in(longest)
 
 
 def prompts_of(about: Mapping[str, Any]) -> dict[str, Any]:

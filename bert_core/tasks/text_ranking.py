@@ -130,8 +130,8 @@ class TextRanking(Task):
 
     @classmethod
     def from_head(cls, other: Task) -> "TextRanking | None":
-        """Of a model that gives pairs a number: with CrossEncoder's default activation, unless its
-        files name one that there is not here."""
+        """Of a model that gives pairs a number, with CrossEncoder's default activation; none if its
+        files name one that is not implemented here."""
         if not getattr(other, "ranks", True):
             return None
         return None if getattr(other.chosen, "pairs", None) is False else cls(other.labels)

@@ -80,7 +80,8 @@ class TextRegression(TextTask):
         if not is_regression:
             return None
         task = cls(labels)
-        task.ranks = not (entries.get(SAYS) or {}).get("activation_fn")  # none of those here
+        # Any that it names is not implemented here, or `activation_of` would have known it.
+        task.ranks = not (entries.get(SAYS) or {}).get("activation_fn")
         return task
 
     @classmethod

@@ -19,7 +19,7 @@ from bert_core.bundle.layout import digest_of
 from bert_core.checks import default_of
 from bert_core.errors import RaybertError
 from bert_core.manifest import BUNDLE, Manifest, read_manifest
-from bert_core.wording import first_line, shortened
+from bert_core.wording import first_line, shortened, without_credentials
 from tracking.mirror import RECORD, read_copy
 from tracking.page import NOTE, RESULT, model_page, run_page
 from tracking.runs import TAG_CHARACTERS, DatasetInput
@@ -48,13 +48,6 @@ _SEE = "See "
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
 _COMMON = ("/", "runs")
 """Folders that say nothing of a run."""
-# Before the @ of Azure's URIs is a container, and credentials cannot be (`bert_core.storage`).
-_AZURE = r"(?<!\baz://)(?<!\babfs://)(?<!\babfss://)"
-# A password may have slashes and @ in it; digits and a slash after the colon are a port and a path.
-_CREDENTIALS = re.compile(
-    rf"{_AZURE}(?<=://)(?!\[)[^/:@\s\"]*(?::(?!\d{{1,5}}/)[^@\s\"]*)?@(?:[^/@\s\"]*@)*",
-    re.IGNORECASE,
-)
 _QUERY = re.compile(r"(https?://[^?\s\"]*)\?[^\s\"]*")
 
 
@@ -118,7 +111,7 @@ def _written(value: Any) -> str:
 def without_secrets(text: str) -> str:
     """The text with no credentials in its URLs, and without the queries of http ones, which may
     hold some."""
-    return _QUERY.sub(r"\1", _CREDENTIALS.sub("", text))
+    return _QUERY.sub(r"\1", without_credentials(text))
 
 
 def source_tags(stage: str, code_version: str) -> dict[str, str]:
