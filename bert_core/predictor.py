@@ -21,6 +21,7 @@ from bert_core.determinism import fix_products
 from bert_core.engines.catalog import ENGINES
 from bert_core.errors import ConfigError, FormatError, InputError, ResourceError
 from bert_core.model.attention import packing
+from bert_core.model.layers import without_values
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.scores import Backend, Precision, TorchBackend
 from bert_core.tasks.base import Parameters, Task, check_length
@@ -204,7 +205,7 @@ def _backend(
             f"got {device}: leave it unset, or give the bundle with {WEIGHTS} that it was exported "
             "from"
         )
-    with torch.device("meta"):
+    with without_values():
         model = ObjectiveModel(config, [task.build_objective(config)])
     engine = ENGINES[execution.engine]
     return engine(folder / bundle.graph, model.eval(), torch.get_num_threads(), execution.precision)

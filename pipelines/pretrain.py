@@ -241,9 +241,8 @@ def _parent(
 def _check_shards(
     config: PretrainConfig, folder: str, shards: ShardSet, encoder: EncoderConfig
 ) -> None:
-    import torch
-
     from bert_core.model.hf import architecture
+    from bert_core.model.layers import without_values
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.objectives.catalog import PRETRAINING
 
@@ -251,7 +250,7 @@ def _check_shards(
     check_rows(folder, shards, encoder, name)
     objectives = objectives_of(config.objectives, shards)
     try:
-        with torch.device("meta"):
+        with without_values():
             model = ObjectiveModel(encoder, [PRETRAINING[key](encoder) for key in objectives])
         architecture(encoder, model.in_transformers)
     except ConfigError as error:

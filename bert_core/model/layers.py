@@ -1,7 +1,8 @@
 """The modules of an encoder that work on one token at a time, and the layers built from them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from bert_core.model.attention import ATTENTION, KeylessBiasLinear, Scores
 from bert_core.model.config import ConvolutionConfig, EncoderConfig, NormPlacement
@@ -50,6 +52,27 @@ def initialise(module: nn.Module, config: EncoderConfig) -> None:
             for added in (layer.attention.output, layer.feed_forward.down):
                 with torch.no_grad():
                     added.weight /= math.sqrt(2 * config.num_hidden_layers)
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Modules that are made in here have weights of their shapes, but no values: those take neither
+    memory nor time."""
+    with torch.device("meta"), _NothingDrawn():
+        yield
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Weights without values get no random ones: for that, torch imports its compiler, which takes
+    3 s."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ in ("normal_", "uniform_", "kaiming_uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def layer_norm(config: EncoderConfig, width: int) -> nn.LayerNorm:

@@ -11,6 +11,7 @@ from bert_core.model.attention import KeylessBiasLinear, RelativePositions
 from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig, RotaryAttentionConfig
 from bert_core.model.encoder import Encoder
 from bert_core.model.families import LAYOUTS
+from bert_core.model.layers import without_values
 
 
 def count_parameters(config: EncoderConfig, *, pooler: bool | None = None) -> int:
@@ -20,7 +21,7 @@ def count_parameters(config: EncoderConfig, *, pooler: bool | None = None) -> in
     """
     if pooler is None:
         pooler = "encoder.pooler.dense" in LAYOUTS[config.family].heads["Model"]
-    with torch.device("meta"):
+    with without_values():
         encoder = Encoder(config, pooler=pooler)
     return sum(parameter.numel() for parameter in encoder.parameters())
 
@@ -61,7 +62,7 @@ def training_flops(
 def _weights(config: EncoderConfig) -> tuple[int, int]:
     """Weights of the encoder's matrix products that each token passes through, and the number of
     these in one layer after its query, key and value."""
-    with torch.device("meta"):
+    with without_values():
         encoder = Encoder(config, pooler=False)
     parts = {
         name: part.weight.numel()
@@ -83,7 +84,7 @@ def _scored(
     """Number of keys and distances that a token of each row is scored with, over all layers."""
     layers, attention = config.num_hidden_layers, config.attention
     if isinstance(attention, DisentangledAttentionConfig):
-        with torch.device("meta"):
+        with without_values():
             positions = RelativePositions(config)
         reach = positions.bucket(torch.from_numpy(lengths - 1)).numpy()
         return layers * (lengths + np.minimum(2 * reach + 1, 2 * attention.span))

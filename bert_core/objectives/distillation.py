@@ -19,7 +19,7 @@ from bert_core.errors import ConfigError
 from bert_core.model.attention import Scores
 from bert_core.model.config import EncoderConfig, RotaryAttentionConfig
 from bert_core.model.encoder import Encoded, Encoder
-from bert_core.model.layers import initialise
+from bert_core.model.layers import initialise, without_values
 from bert_core.model.layout import RowLayout, gather_tokens
 from bert_core.model.size import training_flops
 from bert_core.objectives.base import Batch, LossPart, ObjectiveModel
@@ -274,7 +274,7 @@ def with_layers(
     if config.shared_layers:
         return student, dict(state)
     moved = {name: value for name, value in state.items() if not name.startswith(_LAYERS)}
-    with torch.device("meta"):
+    with without_values():
         fresh = Encoder(student, pooler=False)
     for place, layer in enumerate(layers):
         prefix = f"{_LAYERS}{layer}."

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from functools import partial
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def build_optimizer(
         groups = list(_by_algorithm(groups, model))
         dtype = torch.float32 if precision == "fp32" else torch.bfloat16
         return Muon(groups, lr=config.lr, betas=betas, eps=config.eps, dtype=dtype)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
+    return AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
 
 
 def _by_algorithm(groups: list[dict[str, Any]], model: nn.Module) -> Iterator[dict[str, Any]]:
@@ -88,7 +89,26 @@ def _by_algorithm(groups: list[dict[str, Any]], model: nn.Module) -> Iterator[di
                 yield {**group, "params": chosen, "orthogonalized": orthogonalized}
 
 
-class Muon(torch.optim.Optimizer):
+class Eager(torch.optim.Optimizer):
+    """An optimizer whose methods are called as they are.
+
+    torch wraps them to keep them out of compiled graphs. The wrappers import `torch._dynamo`, which
+    takes as long as torch itself: up to 3 s. No optimizer is in our graphs.
+    """
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class AdamW(Eager, torch.optim.AdamW):
+    """torch's (Loshchilov and Hutter 2019)."""
+
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+
+
+class Muon(Eager):
     """Muon (Jordan et al. 2024) for matrices of layers, and torch's AdamW for all other weights.
 
     A matrix moves by its momentum with all singular values made nearly equal. Ranks share this work
@@ -111,7 +131,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(groups, {"lr": lr})
         self.dtype = dtype
         # It sets its own defaults in the groups, which are this optimizer's.
-        self._adamw = torch.optim.AdamW(self._groups(False), betas=betas, eps=eps, fused=True)
+        self._adamw = AdamW(self._groups(False), betas=betas, eps=eps, fused=True)
 
     def _groups(self, orthogonalized: bool) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["orthogonalized"] == orthogonalized]
@@ -163,7 +183,7 @@ def orthogonalized(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     return x.T if upright else x
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(Eager):
     """Layerwise adaptive moments for large batches (You et al. 2020, algorithm 2).
 
     Adam's direction plus weight decay, scaled per tensor by the ratio of the weight's norm to the

@@ -1,5 +1,7 @@
 """AdamW as the paper of BERT sets it, with decay on matrices alone, LAMB and Muon."""
 
+import subprocess
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from bert_core.errors import ConfigError
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
-from bert_core.train.config import OptimizerConfig, Precision
+from bert_core.train.config import Algorithm, OptimizerConfig, Precision
 from bert_core.train.optim import build_optimizer, parameter_groups
 from bert_core.train.parallel import each_on_one_rank
 from tests import tiny
@@ -271,3 +273,54 @@ def test_a_muon_that_was_saved_goes_on_as_it_was(model: ObjectiveModel) -> None:
 def test_muon_refuses_sharded_weights() -> None:
     with pytest.raises(ConfigError, match="wanted adamw or lamb with fsdp, got muon"):
         MUON.check_sharding(True)
+
+
+def test_adamw_moves_weights_as_torchs_does(model: ObjectiveModel) -> None:
+    other = deepcopy(model)
+    config = OptimizerConfig(lr=1e-2)
+    ours, theirs = (
+        build_optimizer(model, config),
+        torch.optim.AdamW(
+            parameter_groups(other, config.weight_decay),
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            fused=True,
+        ),
+    )
+    for seed in range(3):
+        for optimized, optimizer in ((model, ours), (other, theirs)):
+            generator = torch.Generator().manual_seed(seed)
+            for parameter in optimized.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.load_state_dict(optimizer.state_dict())
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    for one, another in zip(model.parameters(), other.parameters(), strict=True):
+        assert one.grad is None
+        assert torch.equal(one, another)
+
+
+TRAINS = """
+import sys
+import torch
+from bert_core.train.config import OptimizerConfig
+from bert_core.train.optim import build_optimizer
+
+for name in sys.argv[1:]:
+    layer = torch.nn.Linear(4, 4)
+    optimizer = build_optimizer(layer, OptimizerConfig(name=name))
+    layer(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_no_optimizer_imports_the_compiler() -> None:
+    """That takes seconds."""
+    names = get_args(Algorithm)
+    assert names
+    subprocess.run([sys.executable, "-c", TRAINS, *names], check=True)
