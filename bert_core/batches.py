@@ -21,11 +21,9 @@ from bert_core.data.masking import Masker, span_lengths
 from bert_core.data.order import GlobalOrder, Samples, balanced_part
 from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
-from bert_core.data.windows import Window
+from bert_core.data.windows import PAD_MULTIPLE, Window
 from bert_core.errors import ConfigError
 from bert_core.objectives.base import Batch
-
-PAD_MULTIPLE = 8
 
 
 def pad(

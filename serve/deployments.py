@@ -22,7 +22,6 @@ from serve import api, metrics
 from serve.auth import Keys
 from serve.comparison import Pairing, Tally
 from serve.errors import NotReadyError, OverloadedError
-from serve.hosting import Hosting
 from serve.limits import Limits
 from serve.observing import Recorder
 from serve.plan import ACCESS, LIMITS
@@ -83,6 +82,8 @@ class ModelReplica:
     """
 
     def __init__(self) -> None:
+        from serve.hosting import Hosting
+
         give_up_soon()
         self._switch, self._reporter = Switch(), Reporter()
         self._hosting = Hosting(metrics.RayRecorder(), self._reporter.report)
@@ -158,6 +159,8 @@ class Together:
     """
 
     def __init__(self) -> None:
+        from serve.hosting import Hosting
+
         give_up_soon()
         self._switch, self._reporter = Switch(), Reporter()
         self._hosting = Hosting(metrics.RayRecorder(), self._reporter.report)

@@ -9,16 +9,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert_core.data.windows import Window
-from serve.model import Model, Pass, Passes, WindowByModel, own_passes
 
-_PASSES: ContextVar[Passes] = ContextVar("passes", default=own_passes)
+if TYPE_CHECKING:
+    from serve.model import Model, Pass, Passes, WindowByModel
+
+_PASSES: ContextVar["Passes | None"] = ContextVar("passes", default=None)
 
 
-def passes_of_request() -> Passes:
-    """How the windows of the current request get their passes."""
+def passes_of_request() -> "Passes | None":
+    """How the windows of the current request get their passes; None for a request to one model."""
     return _PASSES.get()
 
 
@@ -42,17 +44,17 @@ class SharedPasses:
             _PASSES.reset(token)
         self._await_no_more(name)  # it may have needed no pass
 
-    async def compute(self, model: Model, windows: Sequence[Window]) -> Sequence[Pass]:
+    async def compute(self, model: "Model", windows: Sequence[Window]) -> "Sequence[Pass]":
         """The passes of a model's windows, once all models have theirs or need none."""
         if model.name not in self._awaited:
-            return await own_passes(model, windows)
+            return await model.own_passes(windows)
         self._windows[model] = windows
         self._await_no_more(model.name)
         await self._begun.wait()
         try:
             done = await asyncio.gather(*map(asyncio.shield, self._passes[model]))
         except Exception:  # perhaps that of another model
-            return await own_passes(model, windows)
+            return await model.own_passes(windows)
         return [each[model] for each in done]
 
     def close(self) -> None:

@@ -14,10 +14,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 
-from bert_core.batches import PAD_MULTIPLE
 from bert_core.bundle.layout import Execution
 from bert_core.data.cuts import CutPlace, places_of
-from bert_core.data.windows import Window
+from bert_core.data.windows import PAD_MULTIPLE, Window
 from bert_core.errors import FormatError, InputError
 from bert_core.predictor import Predictor
 from bert_core.scores import TorchBackend
@@ -88,12 +87,6 @@ have the same `Backend.encoder_key`, and the first computes."""
 
 Passes = Callable[["Model", Sequence[Window]], Awaitable[Sequence[Pass]]]
 """How windows get their passes."""
-
-
-async def own_passes(model: "Model", windows: Sequence[Window]) -> Sequence[Pass]:
-    """Passes of the model alone."""
-    done = await asyncio.gather(*(model.submit({model: window}) for window in windows))
-    return [each[model] for each in done]
 
 
 class Model:
@@ -245,7 +238,7 @@ class Model:
         deadline_s: float | None = None,
         *,
         are_long: bool = False,
-        passes: Passes = own_passes,
+        passes: Passes | None = None,
     ) -> Answered:
         """One answer per input, as from `Predictor.predict`.
 
@@ -254,6 +247,7 @@ class Model:
             deadline_s: within which it must be ready; None takes the server's. Work that is late
                 is dropped from the queue.
             are_long: whether the inputs may take seconds to tokenize.
+            passes: None for the model's own.
         Raises: InputError; TooLargeError, OverloadedError or DeadlineError beyond a limit;
             OutOfMemoryError; FailedError if the model fails.
         """
@@ -298,7 +292,7 @@ class Model:
         deadline_s: float | None,
         are_long: bool,
         cache: AnswerCache | None,
-        passes: Passes = own_passes,
+        passes: Passes | None = None,
     ) -> Answered:
         check_count(inputs, self.limits)
         check_lists(inputs, parameters, self.limits)
@@ -324,7 +318,7 @@ class Model:
         inputs: Sequence[Any],
         parameters: Parameters | None,
         are_long: bool,
-        passes: Passes,
+        passes: Passes | None,
     ) -> Answered:
         """As `_answer`, but cached answers are not computed again, and equal rows are only once."""
         began_s = time.perf_counter()
@@ -382,7 +376,7 @@ class Model:
         inputs: Sequence[Any],
         parameters: Parameters | None,
         are_long: bool,
-        get_passes: Passes,
+        get_passes: Passes | None,
     ) -> Computed:
         began_s = time.perf_counter()
 
@@ -403,7 +397,7 @@ class Model:
         hidden_size = predictor.bundle.encoder_config.hidden_size
         check_numbers(sum(predictor.task.numbers(windows, hidden_size)), self.limits)
         self._check_queue(tokens)
-        passes = await get_passes(self, windows)
+        passes = await (get_passes or Model.own_passes)(self, windows)
         scores = [each.scores for each in passes]
 
         def decode() -> tuple[list[Any], list[CutPlace], list[int]]:
@@ -441,6 +435,11 @@ class Model:
     async def submit(self, windows: WindowByModel) -> dict["Model", Pass]:
         """The pass for one sequence of ids. Cancelling this removes it from the queue."""
         return await self._batcher.submit(windows)
+
+    async def own_passes(self, windows: Sequence[Window]) -> Sequence[Pass]:
+        """Passes of this model alone."""
+        done = await asyncio.gather(*(self.submit({self: window}) for window in windows))
+        return [each[self] for each in done]
 
     async def off_loop(
         self, function: Callable[..., Result], *arguments: Any, is_long: bool = False

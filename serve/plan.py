@@ -6,14 +6,13 @@ to processes that run.
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
 
 from bert_core import files
 from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.errors import ConfigError
-from bert_core.predictor import Predictor
 from serve.auth import Key
 from serve.config import ModelConfig, ServeConfig, models_of
 from serve.limits import Limits
@@ -26,6 +25,9 @@ from tracking.resolve import (
     resolve,
 )
 from tracking.server import tracking_uri
+
+if TYPE_CHECKING:
+    from bert_core.predictor import Predictor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +173,9 @@ def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
     return Deployable(plan, predictor.examples[0])
 
 
-def _load(uri: str, model: ModelConfig, name: str, reference: str) -> tuple[Source, Predictor]:
+def _load(uri: str, model: ModelConfig, name: str, reference: str) -> tuple[Source, "Predictor"]:
+    from bert_core.predictor import Predictor
+
     # Every replica gets the commit of a hub's model that is found here.
     source = Source(reference=_absolute(pinned(reference)), tracking_uri=uri)
     folder, version = source.fetch()

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from bert_core.batches import PAD_MULTIPLE
-from bert_core.data.windows import Window
+from bert_core.data.windows import PAD_MULTIPLE, Window
 
 SMALL = 4_096
 """Bytes or numbers that are handled on the event loop: anything larger takes over a millisecond."""

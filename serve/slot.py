@@ -12,14 +12,16 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bert_core.tasks.base import Parameters
 from serve.answers import Answered
 from serve.comparison import Pairing, Report, Tally, compared
-from serve.model import Model
 from serve.observing import NO_RECORDER, Recorder, Snapshot
 from serve.served import CandidateCard, Card, State
+
+if TYPE_CHECKING:
+    from serve.model import Model
 
 logger = logging.getLogger("ray.serve")
 
@@ -33,14 +35,14 @@ MAX_SHADOWS = 64
 class Current:
     """The model that answers, and what the surfaces have prepared for it, by name."""
 
-    model: Model
+    model: "Model"
     prepared: dict[str, Any] = field(default_factory=dict)
 
 
 class Slot:
     """The place of a model, which another version may take."""
 
-    def __init__(self, model: Model, recorder: Recorder = NO_RECORDER) -> None:
+    def __init__(self, model: "Model", recorder: Recorder = NO_RECORDER) -> None:
         """`recorder`: is told of requests, switches and the state."""
         self.current = Current(model)
         """Read once per request, so that one version answers all of it."""
@@ -54,7 +56,7 @@ class Slot:
         recorder.watch(self.snapshot)
 
     @property
-    def model(self) -> Model:
+    def model(self) -> "Model":
         return self.current.model
 
     @property
@@ -84,7 +86,7 @@ class Slot:
             candidate=None if challenger is None else challenger.card(),
         )
 
-    def switch(self, model: Model) -> Model:
+    def switch(self, model: "Model") -> "Model":
         """Let another version answer from the next request on.
 
         Returns: the one that answered until now, which is to be retired.
@@ -138,7 +140,7 @@ class Challenger:
 
     def shadow(
         self,
-        model: Model,
+        model: "Model",
         task: str | None,
         inputs: Sequence[Any],
         parameters: Parameters | None,
@@ -158,7 +160,7 @@ class Challenger:
 
     async def _compare(
         self,
-        model: Model,
+        model: "Model",
         task: str | None,
         inputs: Sequence[Any],
         parameters: Parameters | None,

@@ -169,11 +169,21 @@ def test_data_tasks_and_every_config_load_without_torch_or_ray() -> None:
         if path.startswith(("bert_core/data/", "bert_core/tasks/")) or _holds_a_config(ROOT / path)
     ]
     assert len(modules) > 5, modules
+    assert_loads_without({"torch", "ray", "mlflow"}, modules)
+
+
+@pytest.mark.drill
+def test_the_front_and_the_commands_of_serving_load_without_torch() -> None:
+    """Only what computes takes the time and the memory."""
+    assert_loads_without({"torch", "mlflow"}, ["serve.deployments", "serve.app"])
+
+
+def assert_loads_without(heavy: set[str], modules: list[str]) -> None:
     program = (
         "import importlib, sys\n"
         f"for name in {modules}:\n"
         "    importlib.import_module(name)\n"
-        "    heavy = {'torch', 'ray', 'mlflow'} & sys.modules.keys()\n"
+        f"    heavy = {heavy} & sys.modules.keys()\n"
         "    assert not heavy, f'{name} brings in {heavy}'\n"
     )
     done = subprocess.run(

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert_core.batches import PAD_MULTIPLE, buckets, collate
-from bert_core.data.windows import Window
+from bert_core.batches import buckets, collate
+from bert_core.data.windows import PAD_MULTIPLE, Window
 from bert_core.errors import FormatError, ResourceError
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.scores import Backend

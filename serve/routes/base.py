@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -27,11 +27,13 @@ from serve.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
-from serve.model import Model
 from serve.observing import log_failure, seen
 from serve.surfaces import huggingface, vectors
 from serve.surfaces.base import Endpoint, Surface, refusal
 from serve.surfaces.openapi import refusals, request_body, responses, schema_of
+
+if TYPE_CHECKING:
+    from serve.model import Model
 
 READY_TIMEOUT_S = 10.0
 """Timeout of the forward pass that shows a model to be ready."""
@@ -96,7 +98,7 @@ def documented(
     endpoint: Endpoint,
     *,
     keys: Keys | None,
-    model: Model | None = None,
+    model: "Model | None" = None,
     prepared: Any = None,
 ) -> dict[str, Any]:
     """What the API's documentation says of a path, besides its docstring.

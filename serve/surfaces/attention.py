@@ -12,8 +12,6 @@ import pydantic
 from fastapi import Response
 
 from bert_core.data.windows import ids_of
-from bert_core.inspection import attention
-from bert_core.scores import TorchBackend
 from serve.errors import Error, RequestError, TooLargeError
 from serve.observing import Spent, seen
 from serve.surfaces import huggingface
@@ -49,6 +47,9 @@ class Attended:
 
 async def attend(call: Call) -> Response:
     """The attention of every head of a layer."""
+    from bert_core.inspection import attention
+    from bert_core.scores import TorchBackend
+
     request = await call.read(Attend)
     call.form()
     predictor = call.model.predictor

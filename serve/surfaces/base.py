@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import orjson
 import pydantic
@@ -33,11 +33,13 @@ from serve.errors import (
 )
 from serve.joint import passes_of_request
 from serve.limits import Limits
-from serve.model import Model
 from serve.observing import Spent, seen
 from serve.served import Card
 from serve.sizes import SMALL
 from serve.tracing import add_spans
+
+if TYPE_CHECKING:
+    from serve.model import Model
 
 Ignored = Annotated[Any, "sent by clients of other servers; changes nothing here"]
 """Type of a field that is accepted and ignored."""
@@ -66,7 +68,7 @@ Shape = TypeVar("Shape", bound=Body)
 class Call:
     """A request to a model, and what it asked for besides its body."""
 
-    model: Model
+    model: "Model"
     request: Request
     body: bytes
     deadline_s: float | None
@@ -234,7 +236,7 @@ class Surface:
     """Status and body of an error, as these clients read it."""
     error: type
     """Type of that body, for the API's documentation."""
-    prepare: Callable[[Model], Any] = lambda model: None
+    prepare: Callable[["Model"], Any] = lambda model: None
     """Made once per model, for all calls."""
 
 
@@ -356,7 +358,7 @@ def check_distinct(where: str, names: Sequence[str]) -> None:
             )
 
 
-def headers(model: Model, answered: Answered | None = None) -> dict[str, str]:
+def headers(model: "Model", answered: Answered | None = None) -> dict[str, str]:
     """Which model answered, and what its answers took (`Server-Timing`, in milliseconds)."""
     named = {"X-Model": model.name, "X-Model-Digest": model.digest}
     if model.version:
@@ -383,7 +385,7 @@ def cuts_of(answered: Answered) -> str:
     return ",".join(map(str, answered.cut))
 
 
-def json_response(model: Model, content: Any, status: int = 200) -> Response:
+def json_response(model: "Model", content: Any, status: int = 200) -> Response:
     """A response that needs no pass of the model."""
     return Response(orjson.dumps(content), status, headers(model), JSON)
 

@@ -9,7 +9,7 @@ tasks that a model does, a body is for the first whose inputs and parameters it 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from fastapi import Response
 
@@ -18,7 +18,6 @@ from bert_core.tasks.shapes import as_row
 from bert_core.wording import as_json, nearest, shown
 from serve.errors import Error, RequestError
 from serve.limits import Limits, check_count
-from serve.model import Model
 from serve.sizes import SMALL
 from serve.surfaces import vectors
 from serve.surfaces.base import (
@@ -34,6 +33,9 @@ from serve.surfaces.base import (
     parsed,
 )
 from serve.surfaces.openapi import request_body, responses, schema_of
+
+if TYPE_CHECKING:
+    from serve.model import Model
 
 IGNORED = frozenset({"options", "model"})
 """Keys that clients of other servers send, and that change nothing here."""
@@ -171,7 +173,7 @@ class Shapes:
 class Bodies:
     """The shapes of every task that a model does, its own first."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: "Model") -> None:
         self._model = model  # whose limits may change
         self._shapes = {
             name: Shapes(predictor.task) for name, predictor in model.predictors.items()

@@ -8,7 +8,7 @@ be JSON or follow it as raw bytes (Triton's binary tensor data extension).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import orjson
@@ -19,7 +19,6 @@ from fastapi import Response
 from bert_core.tasks.base import Task
 from bert_core.wording import nearest, one_of
 from serve.errors import RequestError
-from serve.model import Model
 from serve.receiving import whole_number
 from serve.surfaces.base import (
     JSON,
@@ -37,6 +36,9 @@ from serve.surfaces.base import (
     read,
 )
 from serve.surfaces.vectors import check_one_vector
+
+if TYPE_CHECKING:
+    from serve.model import Model
 
 HEADER = "Inference-Header-Content-Length"
 """Length of the JSON before raw tensors."""
@@ -291,7 +293,7 @@ def _datatype(tensor: np.ndarray) -> str:
 
 
 def _response(
-    model: Model, request: Infer, outputs: Mapping[str, np.ndarray], cuts: str
+    model: "Model", request: Infer, outputs: Mapping[str, np.ndarray], cuts: str
 ) -> tuple[bytes, dict[str, str]]:
     """The body, and the header that it needs if tensors follow the JSON."""
     requested = request.outputs or [Wanted(name=name) for name in outputs]

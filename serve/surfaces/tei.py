@@ -5,7 +5,7 @@ Requests and responses have the shapes of its OpenAPI (huggingface/text-embeddin
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
 import pydantic
@@ -15,7 +15,6 @@ from bert_core.tasks.text_classification import TextClassification
 from serve.answers import Answered
 from serve.errors import RequestError
 from serve.limits import check_count, check_tokens
-from serve.model import Model
 from serve.surfaces import vectors
 from serve.surfaces.base import (
     Body,
@@ -29,6 +28,9 @@ from serve.surfaces.base import (
     json_response,
 )
 from serve.surfaces.vectors import EVEN, SPARSE, UNEVEN, VECTORS
+
+if TYPE_CHECKING:
+    from serve.model import Model
 
 CLASSES, RANKING, SIMILARITY = TextClassification.name, "text-ranking", "sentence-similarity"
 Direction = Literal["left", "right", "Left", "Right"]
@@ -363,7 +365,7 @@ async def info(call: Call) -> Response:
     return json_response(call.model, description(call.model))
 
 
-def description(model: Model) -> dict[str, Any]:
+def description(model: "Model") -> dict[str, Any]:
     limits = model.limits
     return {
         "model_id": model.name,
@@ -382,7 +384,7 @@ def description(model: Model) -> dict[str, Any]:
     }
 
 
-def _kind(model: Model) -> dict[str, Any]:
+def _kind(model: "Model") -> dict[str, Any]:
     labels = {str(index): label for index, label in enumerate(model.task.labels)}
     classes = {"id2label": labels, "label2id": {label: int(at) for at, label in labels.items()}}
     if VECTORS in model.predictors:

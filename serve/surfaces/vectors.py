@@ -10,7 +10,7 @@ from binascii import a2b_base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +27,10 @@ from bert_core.tasks.feature_extraction import (
 from bert_core.tasks.sparse_embedding import SparseEmbedding
 from serve.answers import Answered
 from serve.errors import NotAcceptableError, RequestError
-from serve.model import Model
 from serve.surfaces.base import JSON, Call, Encoded
+
+if TYPE_CHECKING:
+    from serve.model import Model
 
 VECTORS, SPARSE = FeatureExtraction.name, SparseEmbedding.name
 ARROW = "application/vnd.apache.arrow.stream"
@@ -41,7 +43,7 @@ FORMS = {VECTORS: EVEN, SPARSE: UNEVEN}
 _LARGEST = float(np.finfo(np.float16).max)
 
 
-def known_values(model: Model) -> dict[str, list[Any]]:
+def known_values(model: "Model") -> dict[str, list[Any]]:
     """The values of parameters that depend on the model, if it gives vectors."""
     known: dict[str, list[Any]] = {}
     for predictor in model.predictors.values():
@@ -139,7 +141,7 @@ def _raw(answers: Sequence[str], dtype: str) -> Encoded:
     return body, {"X-Shape": shape, "X-Dtype": dtype}
 
 
-def _arrow(model: Model, columns: Callable[[], dict[str, pa.Array]]) -> Encoded:
+def _arrow(model: "Model", columns: Callable[[], dict[str, pa.Array]]) -> Encoded:
     """A stream of one batch, with the model in its schema's metadata."""
     about = {"model": model.name, "version": model.version, "digest": model.digest}
     known = {name: value for name, value in about.items() if value}

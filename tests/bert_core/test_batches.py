@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from bert_core.batches import (
-    PAD_MULTIPLE,
     PhasedBatches,
     RankBatches,
     ShardSource,
@@ -29,7 +28,7 @@ from bert_core.data.masking import STRATEGIES, Masker, MaskingConfig, Strategy
 from bert_core.data.order import GlobalOrder, Samples
 from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
-from bert_core.data.windows import Window
+from bert_core.data.windows import PAD_MULTIPLE, Window
 from bert_core.errors import ConfigError
 from bert_core.model.encoder import Encoder
 from bert_core.objectives.base import Batch

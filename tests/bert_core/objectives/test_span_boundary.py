@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert_core.batches import PAD_MULTIPLE, pack, pad
+from bert_core.batches import pack, pad
 from bert_core.data.masking import span_lengths
+from bert_core.data.windows import PAD_MULTIPLE
 from bert_core.model.size import training_flops
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
