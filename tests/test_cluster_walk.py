@@ -22,7 +22,7 @@ SERVED = re.compile(r"\b8000\b")
 
 
 @pytest.mark.ray
-@pytest.mark.drill
+@pytest.mark.cluster
 def test_the_walk_ends_with_a_model_that_answers(
     object_store: str, lasting_server: Server, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ PUBLIC = {"Effect": "Allow", "Principal": "*", "Action": "s3:*"}
 
 
 @pytest.mark.ray
-@pytest.mark.drill
+@pytest.mark.cluster
 def test_a_joined_cluster_works_on_a_bucket_that_fails_now_and_then(
     prepared: Any,
     head: Any,

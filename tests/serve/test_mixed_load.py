@@ -14,7 +14,9 @@ from tests.serve.conftest import FOLLOWING, Separate
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
-LOAD_S, WHOLE_LOAD_S, MOVES, FOLLOWED_WITHIN_S = 20.0, 60.0, 10, 15.0
+LOAD_S, WHOLE_LOAD_S = 20.0, 60.0
+MOVES, WHOLE_MOVES = 5, 10
+FOLLOWED_WITHIN_S = 15.0
 
 
 AT_THE_ROOT: dict[str, dict[str, Any]] = {
@@ -70,7 +72,7 @@ def test_mixed_load_while_aliases_move_ends_without_a_failed_request(
         thread.start()
     try:
         versions = dict.fromkeys(FOLLOWING, "1")
-        for name in itertools.islice(itertools.cycle(versions), MOVES):
+        for name in itertools.islice(itertools.cycle(versions), WHOLE_MOVES if whole else MOVES):
             versions[name] = "2" if versions[name] == "1" else "1"
             separate.point(name, versions[name])
             live.eventually(
