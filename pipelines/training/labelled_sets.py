@@ -125,7 +125,7 @@ def encoded(
     Raises: ConfigError if `max_length` is too long for it, or a batch is too small for all workers;
         CorpusError if there are too few training rows, or a row does not fit the task.
     """
-    _check_groups(config.batch_size, config.most_workers, task)
+    _check_groups(config.batch_size, config.most_workers, task, parts[TRAIN])
     training, selecting = len(parts[TRAIN]), len(parts.get(SELECTION, []))
     if training < config.batch_size:
         of_which = f", of which {selecting} are selection rows" if selecting else ""
@@ -154,13 +154,20 @@ def encoded(
     return sets
 
 
-def _check_groups(batch_size: int, workers: int, task: "Task") -> None:
-    """Raises: ConfigError if a batch has fewer groups of rows than there are workers."""
+def _check_groups(batch_size: int, workers: int, task: "Task", rows: list[dict[str, Any]]) -> None:
+    """Raises: ConfigError if a batch has fewer groups of rows than there are workers, or its only
+    row has nothing that it could be told from."""
     if -(-batch_size // task.group_rows) < workers:
         raise ConfigError(
             f"batch_size: wanted at least a group of {task.group_rows} rows for each of "
             f"{workers} workers, got {batch_size}: raise it, or lower "
             "num_workers or options.group_size"
+        )
+    alone = task.group_rows > 1 and batch_size == 1
+    if alone and not all(row.get("negatives") for row in rows):
+        raise ConfigError(
+            "batch_size: wanted at least 2, since the texts of a batch are each other's negatives, "
+            "got 1, from which nothing is learnt: raise it, or give every row negatives"
         )
 
 

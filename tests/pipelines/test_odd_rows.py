@@ -208,6 +208,20 @@ def test_a_batch_without_a_group_for_each_worker_is_refused_by_name_before_ray_s
         finetune.run(embedding)
 
 
+def test_pairs_are_not_trained_on_one_by_one_unless_they_have_negatives(
+    tuning: FinetuneConfig, written: Written
+) -> None:
+    rows = [{"text": f"{n} a", "text_pair": f"{n} b"} for n in range(8)]
+    embedding = replace(
+        tuning, task="feature-extraction", train=written("pairs.jsonl", rows), held_out=None,
+        batch_size=1,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"^batch_size: wanted at least 2, since the texts"):
+        finetune.run(embedding)
+    triples = [{**row, "negatives": ["another"]} for row in rows]
+    finetune.run(replace(embedding, train=written("triples.jsonl", triples)))
+
+
 def test_an_evaluation_counts_the_lines_that_are_broken(
     tuning: FinetuneConfig, evaluation: EvaluateConfig, tmp_path: Path
 ) -> None:
