@@ -3,6 +3,8 @@ compares candidates.
 
 What they serve is in their `user_config`, so that Serve can change it while they run
 (`reconfigure`) and a config file for `serve deploy` can hold it. `serve.api` defines the paths.
+The front computes nothing, so only the processes of models import `serve.hosting`, which imports
+torch.
 """
 
 import asyncio

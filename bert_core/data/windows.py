@@ -15,7 +15,7 @@ from bert_core.data.tokenizer import Tokenizer
 
 Ids = UInt32[np.ndarray, "_"]
 PAD_MULTIPLE = 8
-"""A padded sequence has a multiple of so many tokens."""
+"""The length of a padded sequence, in tokens, is a multiple of this."""
 CHARACTERS_PER_ID = 8
 """How much of a long text is tokenized at first, per id that is wanted."""
 _SPACE = re.compile(r"(?<=\S)[^\S\x0b\x0c\x1c-\x1f\x85]")

@@ -56,15 +56,15 @@ def initialise(module: nn.Module, config: EncoderConfig) -> None:
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Modules that are made in here have weights of their shapes, but no values: those take neither
-    memory nor time."""
+    """Modules made inside have weights with shapes but no values, which take neither memory nor
+    time."""
     with torch.device("meta"), _NothingDrawn():
         yield
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Weights without values get no random ones: for that, torch imports its compiler, which takes
-    3 s."""
+    """Skips the random initialisation of weights without values, for which torch would import its
+    compiler: 3 s."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -90,10 +90,10 @@ def _by_algorithm(groups: list[dict[str, Any]], model: nn.Module) -> Iterator[di
 
 
 class Eager(torch.optim.Optimizer):
-    """An optimizer whose methods are called as they are.
+    """An optimizer without the wrappers by which torch keeps its methods out of compiled graphs.
 
-    torch wraps them to keep them out of compiled graphs. The wrappers import `torch._dynamo`, which
-    takes as long as torch itself: up to 3 s. No optimizer is in our graphs.
+    They import `torch._dynamo`, which takes as long as torch itself: up to 3 s. Our compiled graphs
+    contain no optimizer.
     """
 
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
@@ -103,7 +103,7 @@ class Eager(torch.optim.Optimizer):
 
 
 class AdamW(Eager, torch.optim.AdamW):
-    """torch's (Loshchilov and Hutter 2019)."""
+    """torch's AdamW (Loshchilov and Hutter 2019)."""
 
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
 

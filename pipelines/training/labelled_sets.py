@@ -155,8 +155,8 @@ def encoded(
 
 
 def _check_groups(batch_size: int, workers: int, task: "Task", rows: list[dict[str, Any]]) -> None:
-    """Raises: ConfigError if a batch has fewer groups of rows than there are workers, or its only
-    row has nothing that it could be told from."""
+    """Raises: ConfigError if a batch has fewer groups of rows than there are workers, or is one row
+    without negatives."""
     if -(-batch_size // task.group_rows) < workers:
         raise ConfigError(
             f"batch_size: wanted at least a group of {task.group_rows} rows for each of "
@@ -166,8 +166,8 @@ def _check_groups(batch_size: int, workers: int, task: "Task", rows: list[dict[s
     alone = task.group_rows > 1 and batch_size == 1
     if alone and not all(row.get("negatives") for row in rows):
         raise ConfigError(
-            "batch_size: wanted at least 2, since the texts of a batch are each other's negatives, "
-            "got 1, from which nothing is learnt: raise it, or give every row negatives"
+            "batch_size: wanted at least 2, since a row's negatives are the other texts of its "
+            "batch, got 1, with which nothing is learnt: raise it, or give every row negatives"
         )
 
 

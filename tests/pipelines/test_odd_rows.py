@@ -216,7 +216,7 @@ def test_pairs_are_not_trained_on_one_by_one_unless_they_have_negatives(
         tuning, task="feature-extraction", train=written("pairs.jsonl", rows), held_out=None,
         batch_size=1,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"^batch_size: wanted at least 2, since the texts"):
+    with pytest.raises(ConfigError, match=r"^batch_size: wanted at least 2, since a row"):
         finetune.run(embedding)
     triples = [{**row, "negatives": ["another"]} for row in rows]
     finetune.run(replace(embedding, train=written("triples.jsonl", triples)))

@@ -305,9 +305,13 @@ def test_adamw_moves_weights_as_torchs_does(model: ObjectiveModel) -> None:
 TRAINS = """
 import sys
 import torch
+from bert_core.model.size import count_parameters
+from bert_core.model.variants import VARIANTS
 from bert_core.train.config import OptimizerConfig
 from bert_core.train.optim import build_optimizer
 
+for variant in VARIANTS.values():
+    count_parameters(variant.config)
 for name in sys.argv[1:]:
     layer = torch.nn.Linear(4, 4)
     optimizer = build_optimizer(layer, OptimizerConfig(name=name))
@@ -319,7 +323,8 @@ assert "torch._dynamo" not in sys.modules
 """
 
 
-def test_no_optimizer_imports_the_compiler() -> None:
+@pytest.mark.drill
+def test_neither_optimizers_nor_models_without_values_import_the_compiler() -> None:
     """That takes seconds."""
     names = get_args(Algorithm)
     assert names
