@@ -6,10 +6,11 @@ VENV_OPTIONS ?=
 BIN := .venv/bin
 INSTALLED := .venv/installed
 CUDA := .venv-cuda
+TEST := not guard and not drill and not matrix and not cluster and not fake_cuda
 # Where Python may not keep what it compiles, every process that a test starts compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo fast test drill endurance check matrix test-cluster fake-cuda checkpoints lint docs
+.PHONY: help demo fast test guard drill endurance check matrix test-cluster fake-cuda checkpoints lint docs
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -18,26 +19,29 @@ help:  ## this list
 demo: $(INSTALLED)  ## the quickstart: from corpus to served answers, on this machine
 	$(BIN)/raybert quickstart
 
-fast: $(INSTALLED)  ## the tests that take under half a second and start no Ray
-	$(BIN)/python -m pytest -m "not ray and not drill and not matrix and not cluster and not fake_cuda"
+fast: $(INSTALLED)  ## while you work: the quick tests that start no Ray and need no trained model
+	$(BIN)/python -m pytest -m "$(TEST) and not ray and not trained"
 
-test: $(INSTALLED)  ## all tests but the drills
-	$(BIN)/python -m pytest -m "not drill and not matrix and not cluster and not fake_cuda"
+test: $(INSTALLED)  ## all tests but the long ones
+	$(BIN)/python -m pytest -m "$(TEST)"
 
-check: $(INSTALLED)  ## test and drill in one go, as CI does
+guard: $(INSTALLED)  ## the long tests that guard data and safety, which CI runs too
+	$(BIN)/python -m pytest -m guard
+
+drill: $(INSTALLED)  ## all long tests, for every night and every release
+	$(BIN)/python -m pytest -m "guard or drill"
+
+check: $(INSTALLED)  ## test and drill in one go
 	$(BIN)/python -m pytest -m "not matrix and not cluster and not fake_cuda"
 
-drill: $(INSTALLED)  ## the tests that kill processes and cut files
-	$(BIN)/python -m pytest -m drill
-
 endurance: $(INSTALLED)  ## the long drills at their whole size: 20,000 bodies, 200,000 requests, …
-	$(BIN)/python -m pytest -n0 -m drill --whole tests/bert_core/data/test_bulk.py \
+	$(BIN)/python -m pytest -n0 -m "guard or drill" --whole tests/bert_core/data/test_bulk.py \
 		tests/serve/test_abuse.py tests/serve/test_schemas.py tests/serve/test_mixed_load.py \
 		tests/serve/test_endurance.py tests/pipelines/test_failing_storage.py \
 		tests/test_checkpoints.py
 
 matrix: $(INSTALLED)  ## every task and kind of rows through every command and source
-	$(BIN)/python -m pytest -m "drill or matrix" tests/pipelines/test_matrix.py tests/pipelines/test_glue.py
+	$(BIN)/python -m pytest -m "guard or drill or matrix" tests/pipelines/test_matrix.py tests/pipelines/test_glue.py
 
 test-cluster: $(INSTALLED)  ## the whole path and drills on six hosts, which are namespaces of this machine; needs root
 	$(BIN)/python -m pytest -n0 -s -m cluster

@@ -8,8 +8,10 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ from hypothesis import settings
 from jaxtyping import config, install_import_hook
 
 # NOTE: these import our packages only in functions, after the hook below.
+from tests import durations
 from tests.mlflow_server import lasting_server, server  # noqa: F401
 from tests.ray_clusters import head, local_ray, mortal_head, open_head  # noqa: F401
 from tests.s3 import object_store, s3_endpoint  # noqa: F401
@@ -87,6 +90,13 @@ SHARED = {
     "together": "together",
     "separate": "separate",
 }
+# What a test uses gives it its marker. `own_ray` is for those that start a cluster themselves.
+MARKED = {"ray": {*SHARED, "own_ray"}, "trained": {"pretrained", "finetuned"}}
+
+
+@pytest.fixture(scope="session")
+def own_ray() -> None:
+    """For a test or fixture that starts Ray by itself, such as a server in a process of its own."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -148,14 +158,24 @@ def whole(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("whole"))
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(durations.Durations(), "durations")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups, and before `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests go to one process (else those of a file do); give out the long ones first."""
-    whole_path_first = sorted(items, key=lambda item: str(item.path), reverse=True)
-    on_ray = [item for item in whole_path_first if item.get_closest_marker("ray")]
-    items[:] = on_ray + [item for item in items if not item.get_closest_marker("ray")]
+    """Mark tests by what they use, and say which go to one process (else those of a file do); the
+    groups that take longest go first."""
+    costs = durations.kept()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for item in items:
+        for marker, fixtures in MARKED.items():
+            if not fixtures.isdisjoint(getattr(item, "fixturenames", ())):
+                item.add_marker(marker)
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
+        cost = costs.get(item.nodeid.partition("::")[0])
+        seconds[group_of(item)] += cost["seconds"] / cost["cases"] if cost else 0.05
+    items.sort(key=lambda item: (-seconds[group_of(item)], group_of(item)))
 
 
 def group_of(item: pytest.Item) -> str:
@@ -167,12 +187,25 @@ def group_of(item: pytest.Item) -> str:
     return group
 
 
+def uses_ray() -> bool:
+    """Whether this process is connected to a cluster; does not import Ray to find out."""
+    return "ray" in sys.modules and sys.modules["ray"].is_initialized()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that starts Ray unsaid would take its time in `make fast`."""
+    before = uses_ray()
+    result = yield
+    if uses_ray() and not before and not item.get_closest_marker("ray"):
+        pytest.fail("this test has started Ray: give it the fixture local_ray, or own_ray")
+    return result
+
+
 @pytest.hookimpl(trylast=True)  # after the test's own fixtures
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End what a group shares after its last test: servers with nothing to do took half of two
-    cores. Without xdist groups are not in one piece, and it stays to the end."""
-    if not hasattr(item.config, "workerinput"):
-        return
+    cores."""
     if nextitem is None or group_of(nextitem) != group_of(item):
         for name in SHARED:
             for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():

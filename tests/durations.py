@@ -1,0 +1,134 @@
+"""What the tests cost: a limit for a case, and a record of every file to compare the next run with.
+
+A run writes `.durations.json`, and says at its end which files have become more expensive since
+`tests/durations.json` was kept. To keep the last run: `python -m tests.durations`.
+"""
+
+import json
+import os
+import statistics
+from collections.abc import Generator
+from pathlib import Path
+from typing import TypedDict
+
+import pytest
+
+LAST = Path(__file__).parents[1] / ".durations.json"
+KEPT = Path(__file__).with_name("durations.json")
+
+LIMIT_S = 3.0
+"""Most CPU seconds of a case; on the clock three times as many, as other processes compute too."""
+RAY_LIMIT_S = 20.0
+"""The same of a case with Ray, whose own processes take some ten seconds for a fit."""
+WITHOUT_LIMIT = ("guard", "drill", "matrix", "cluster", "gpu", "fake_cuda")
+
+# A file is named if it takes this many times as long as before, and this many seconds more.
+MORE, MORE_S = 1.5, 2.0
+
+
+class Cost(TypedDict):
+    """What the cases of a file took together, their fixtures included."""
+
+    cases: int
+    seconds: float
+    cpu_s: float
+    """Of the process of the tests and of those that it has waited for; Ray's are neither."""
+
+
+class Durations:
+    """A plugin: in the processes that run tests it measures them, in the first one it sums up."""
+
+    def __init__(self) -> None:
+        self.costs: dict[str, Cost] = {}
+        self._cpu_s = _cpu_s()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        now_s = _cpu_s()
+        spent_s, self._cpu_s = now_s - self._cpu_s, now_s
+        report.cpu_s = spent_s  # type: ignore[attr-defined]  # goes to the first process with it
+        if report.when == "call" and report.passed:
+            complaint = too_expensive(
+                spent_s, report.duration, {marker.name for marker in item.iter_markers()}
+            )
+            if complaint:
+                report.outcome, report.longrepr = "failed", complaint
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        path = report.nodeid.partition("::")[0]
+        cost = self.costs.setdefault(path, {"cases": 0, "seconds": 0.0, "cpu_s": 0.0})
+        cost["cases"] += report.when == "call"
+        cost["seconds"] += report.duration
+        cost["cpu_s"] += getattr(report, "cpu_s", 0.0)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Only the first process has a terminal."""
+        LAST.write_text(as_json(self.costs))
+        if lines := more_expensive(self.costs, kept()):
+            terminalreporter.section("files that cost more than before")
+            terminalreporter.write_line("\n".join(lines))
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def too_expensive(cpu_s: float, seconds: float, markers: set[str]) -> str:
+    """Why a case may not cost so much, and the way out; empty if it may."""
+    if markers.intersection(WITHOUT_LIMIT):
+        return ""
+    limit_s = RAY_LIMIT_S if "ray" in markers else LIMIT_S
+    if cpu_s <= limit_s and seconds <= 3 * limit_s:
+        return ""
+    return (
+        f"this case takes {cpu_s:.1f} s of CPU and {seconds:.1f} s on the clock; wanted at most "
+        f"{limit_s:.0f} and {3 * limit_s:.0f}, since everyone waits for it at every change. Test "
+        "the same with a smaller model, fewer rows or without a process of its own, share what it "
+        "starts in a fixture, or mark it: guard, if it guards data or safety at every landing, "
+        "else drill"
+    )
+
+
+def more_expensive(costs: dict[str, Cost], before: dict[str, Cost]) -> list[str]:
+    """A line for every file that takes more CPU than the same cases did, the worst first.
+
+    Machines differ: all files are compared at the speed at which the middle one would be equal.
+    """
+    same = [
+        (path, cost["cpu_s"], before[path]["cpu_s"])
+        for path, cost in costs.items()
+        if path in before and before[path]["cases"] == cost["cases"]
+    ]
+    ratios = [now / then for _, now, then in same if then > 1.0]
+    speed = statistics.median(ratios) if len(ratios) > 2 else 1.0
+    grown = [
+        (now - then * speed, f"{path}: {now:.1f} s of CPU, {then * speed:.1f} before")
+        for path, now, then in same
+        if now > MORE * then * speed and now > then * speed + MORE_S
+    ]
+    return [line for _, line in sorted(grown, reverse=True)]
+
+
+def kept() -> dict[str, Cost]:
+    """The record in the repository, by file."""
+    record: dict[str, Cost] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    return record
+
+
+def as_json(costs: dict[str, Cost]) -> str:
+    """A line per file, so that changes can be read."""
+    lines = [
+        f"{json.dumps(path)}: {json.dumps({name: round(value, 1) for name, value in cost.items()})}"  # type: ignore[call-overload]
+        for path, cost in sorted(costs.items())
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+if __name__ == "__main__":
+    KEPT.write_text(as_json(kept() | json.loads(LAST.read_text())))
+    print(f"{KEPT} has the last run")
