@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from jaxtyping import config, install_import_hook
+from jaxtyping import config
 
 # NOTE: these import our packages only in functions, after the hook below.
 from tests import durations
 from tests.mlflow_server import lasting_server, server  # noqa: F401
 from tests.ray_clusters import head, local_ray, mortal_head, open_head  # noqa: F401
 from tests.s3 import object_store, s3_endpoint  # noqa: F401
-from tests.type_checks import checked
+from tests.type_checks import check_types
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -57,9 +57,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Before the first import of ours: from here on a wrong type or shape is an error, in this process
 # only (Ray's workers import the packages unchecked, as in production).
-install_import_hook(
-    ["bert_core", "pipelines", "serve", "tracking"], f"{checked.__module__}.checked"
-)
+check_types(["bert_core", "pipelines", "serve", "tracking"])
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,22 @@
 """The checks of types and shapes that every other test relies on."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from jaxtyping import Float, TypeCheckError, jaxtyped
+from jaxtyping import Float, TypeCheckError
 
-from tests.type_checks import checked
+from tests.type_checks import check_types, checked
+
+Array = Float[np.ndarray, "n"]
 
 
 def scaled_by(factor: float) -> Callable[..., np.ndarray]:
-    @jaxtyped(typechecker=checked)
+    @checked
     def scaled(values: Float[np.ndarray, "n"], other: Float[np.ndarray, "n"]) -> np.ndarray:
         return factor * (values + other)
 
@@ -31,7 +37,7 @@ def test_every_definition_of_a_nested_function_is_checked_and_keeps_what_it_clos
 
 def test_functions_of_one_name_with_other_types_have_other_checks() -> None:
     def returns(kind: type) -> Callable[..., object]:
-        @jaxtyped(typechecker=checked)
+        @checked
         def same(value: kind, default: list = []) -> kind:  # type: ignore[valid-type]  # noqa: B006
             return value
 
@@ -42,3 +48,91 @@ def test_functions_of_one_name_with_other_types_have_other_checks() -> None:
         returns(int)("a")
     with pytest.raises(TypeCheckError):
         returns(str)(1)
+
+
+@checked
+def every_kind(
+    first: int, /, second: "str", *rest: float, flag: bool = False, **more: list[int]
+) -> dict[str, Array] | None:
+    return cast("Any", (first, second, rest, flag, more))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        (("1", "a"), {}),
+        ((1, 2), {}),
+        ((1, "a", "b"), {}),
+        ((1, "a"), {"flag": 1}),
+        ((1, "a"), {"other": ["1"]}),
+        ((1, "a"), {}),  # what is returned
+    ],
+)
+def test_every_kind_of_parameter_and_what_is_returned_are_checked(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    with pytest.raises(TypeCheckError):
+        every_kind(*args, **kwargs)
+
+
+def test_a_size_in_what_is_returned_is_that_of_the_argument() -> None:
+    @checked
+    def padded(values: Array, by: int) -> list[Array]:
+        return [np.pad(values, by)]
+
+    assert padded(np.ones(2), 0)[0].shape == (2,)
+    with pytest.raises(TypeCheckError):
+        padded(np.ones(2), 1)
+    assert padded(np.ones(3), 0)[0].shape == (3,)  # a call has sizes of its own
+
+
+def test_a_dataclass_is_checked_when_it_is_made() -> None:
+    @checked
+    @dataclass
+    class Pair:
+        left: Array
+        right: Array
+
+    @checked
+    @dataclass
+    class Named(Pair):
+        name: str = "pair"
+
+    assert Named(np.ones(2), np.ones(2)).name == "pair"
+    with pytest.raises(TypeCheckError):
+        Pair(np.ones(2), np.ones(3))
+    with pytest.raises(TypeCheckError):
+        Named(np.ones(2), np.ones(2), name=3)  # type: ignore[arg-type]
+
+
+MODULE = """
+class Owner:
+    @staticmethod
+    def doubled(value: int) -> int:
+        def inner(value: int) -> int:
+            return 2 * value
+        return inner(value) if value < 10 else inner(str(value))
+
+    def renamed(self, other: "Owner") -> "Owner":
+        return other
+"""
+
+
+@pytest.fixture
+def of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    (tmp_path / "checked_package.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    check_types(["checked_package"])
+    import checked_package
+
+    yield checked_package
+    del sys.modules["checked_package"]
+
+
+def test_what_is_imported_of_a_package_is_checked(of_a_package: Any) -> None:
+    owner = of_a_package.Owner()
+    assert (owner.doubled(2), owner.renamed(owner)) == (4, owner)
+    for wrong in (lambda: owner.doubled("2"), lambda: owner.doubled(11), lambda: owner.renamed(2)):
+        with pytest.raises(TypeCheckError):
+            wrong()
