@@ -2,6 +2,7 @@
 
 NOTE: each rank is a process of its own that leaves at once when it is done: gloo's threads may
 abort a process that ends as usual (pytorch#179291), and one that runs tests would end them all.
+They are forked from a process that has imported torch and does nothing else.
 """
 
 import multiprocessing
@@ -20,7 +21,8 @@ def on_ranks(count: int, work: Callable[[], Any], folder: Path) -> list[Any]:
 
     Tensors are returned in containers of Python.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["bert_core.train.loop", "tests.tiny"])  # what ranks import
     ranks = [
         context.Process(target=_as_rank, args=(rank, count, work, folder), daemon=True)
         for rank in range(count)

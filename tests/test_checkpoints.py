@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
-from sentence_transformers import SentenceTransformer, SparseEncoder
 from torch import Tensor, nn
 
 from benchmarks import checkpoints
@@ -160,6 +158,8 @@ def asked(batch: Batch, config: EncoderConfig) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_hidden_states_and_heads_are_those_of_transformers(name: str, folder_of: Folder) -> None:
+    import transformers
+
     folder, published = folder_of(name), PUBLISHED[name]
     bundle = load_bundle(folder)
     config = bundle.encoder_config
@@ -222,6 +222,8 @@ def test_every_tensor_is_read_and_written_bit_for_bit(name: str, folder_of: Fold
 
 @pytest.mark.parametrize("name", LENGTHS)
 def test_sentence_vectors_are_those_of_sentence_transformers(name: str, folder_of: Folder) -> None:
+    from sentence_transformers import SentenceTransformer
+
     folder, length = folder_of(name), LENGTHS[name]
     theirs = SentenceTransformer(str(folder), device="cpu")
     assert theirs.max_seq_length == length
@@ -240,6 +242,8 @@ def test_sentence_vectors_are_those_of_sentence_transformers(name: str, folder_o
 
 
 def test_sparse_vectors_are_those_of_sentence_transformers(folder_of: Folder) -> None:
+    from sentence_transformers import SparseEncoder
+
     folder = folder_of(SPLADE)
     theirs = SparseEncoder(str(folder), device="cpu")
     wanted = theirs.encode(SENTENCES, convert_to_sparse_tensor=False).numpy()
@@ -338,6 +342,8 @@ OPTIMIZER = OptimizerConfig(lr=1e-4, weight_decay=0.0)
 def tuned(
     request: pytest.FixtureRequest, folder_of: Folder, tmp_path_factory: pytest.TempPathFactory
 ) -> Tuned:
+    import transformers
+
     bundle = load_bundle(folder_of(request.param))
     config = bundle.encoder_config.adapted(hidden_dropout_prob=0.0, attention_dropout=0.0)
     config = replace(config, head=replace(config.head, classifier_dropout=0.0))
@@ -413,6 +419,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_what_was_fine_tuned_is_exported_and_answers_as_in_transformers(
     tuned: Tuned, store: str, tmp_path: Path, whole: bool
 ) -> None:
+    import transformers
+
     predictor = Predictor(tuned.folder, device="cpu")
     texts = [row["text"] for row in reactions()]
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tuned.folder).eval()

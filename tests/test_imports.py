@@ -117,9 +117,13 @@ def sources() -> list[str]:
     )
 
 
-@pytest.mark.parametrize("path", sources())
-def test_a_file_keeps_the_import_rule(path: str) -> None:
-    assert breaches(path, (ROOT / path).read_text(encoding="utf-8")) == []
+def test_every_file_keeps_the_import_rules() -> None:
+    paths = sources()
+    assert len(paths) > 250
+    found = [
+        breach for path in paths for breach in breaches(path, (ROOT / path).read_text("utf-8"))
+    ]
+    assert found == []
 
 
 def test_the_tests_hijack_no_package() -> None:

@@ -9,6 +9,7 @@ import inspect
 import json
 from collections.abc import Iterator
 from dataclasses import Field, fields
+from functools import cache
 from typing import Any
 
 from docstring_parser import parse_from_object
@@ -88,6 +89,7 @@ def meanings(kind: type[Any]) -> list[tuple[str, str]]:
     return [(one.name, f"{documented[one.name]}{_limits(kind, one)}") for one in fields(kind)]
 
 
+@cache  # the module's source is read and parsed
 def docstrings(kind: type[Any]) -> dict[str, str]:
     """Field of a dataclass → its docstring, on one line."""
     return {

@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.squad import split_articles
+import pytest
+
 from bert_core.bundle.format import load_bundle
 from tests import tiny
 
@@ -38,6 +39,8 @@ def article(number: int) -> dict[str, object]:
 
 
 def test_no_article_is_on_both_sides_of_the_split() -> None:
+    from benchmarks.squad import split_articles
+
     train, held_out = split_articles({"data": [article(number) for number in range(20)]}, None)
     articles = [{row["id"].split()[0] for row in rows} for rows in (train, held_out)]
     assert [len(each) for each in articles] == [18, 2]
@@ -48,14 +51,28 @@ def test_no_article_is_on_both_sides_of_the_split() -> None:
     assert all(row in train for row in few)
 
 
-def test_both_sides_are_scored_on_articles_that_neither_has_seen(tmp_path: Path) -> None:
-    model, data = tmp_path / "model", tmp_path / "train.json"
+def arguments(folder: Path) -> list[str]:
+    model, data = folder / "model", folder / "train.json"
     tokenizer = tiny.tokenizer()
     tiny.bundle(model, tokenizer, tiny.encoder_config(tokenizer.vocab_size))
     data.write_text(json.dumps({"data": [article(number) for number in range(20)]}))
-    command = [sys.executable, "-c", BARE, "--model", str(model), "--data", str(data)]
-    command += ["--output", str(tmp_path), "--json", str(tmp_path / "result.json")]
-    subprocess.run([*command, "--seeds", "0", "1"], check=True, timeout=240)
+    output = ["--output", str(folder), "--json", str(folder / "result.json")]
+    return ["--model", str(model), "--data", str(data), *output, "--seeds", "0", "1"]
+
+
+@pytest.mark.drill
+def test_it_runs_without_ray_and_mlflow(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", BARE, *arguments(tmp_path)], check=True, timeout=240)
+    assert len(json.loads((tmp_path / "result.json").read_text())["results"]) == 4
+
+
+def test_both_sides_are_scored_on_articles_that_neither_has_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.squad import main
+
+    monkeypatch.setattr(sys, "argv", ["squad", *arguments(tmp_path)])
+    main()
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["questions"], result["held_out_questions"]) == (36, 4)
     sides = [(each["side"], each["seed"]) for each in result["results"]]

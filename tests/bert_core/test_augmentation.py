@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bert_core.augmentation import Candidates, Word, augmented, varied
 from bert_core.bundle.format import load_bundle
@@ -39,6 +38,8 @@ def nearest(folder: Path, pieces: list[str], count: int) -> list[str]:
 
 
 def test_candidates_are_those_of_a_plain_model(bundle: Path) -> None:
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
     fills = bundle.name == "True"
     (words,) = Candidates(bundle, count=3, fill_masks=fills).words([TEXT])
     assert [TEXT[word.start : word.end] for word in words] == ["The", "sea", "unknown", "ships"]

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoTokenizer, BertConfig, BertTokenizer
 
 from bert_core.bundle.format import Bundle, bundle_digest, load_bundle, save_bundle
 from bert_core.bundle.layout import FORMAT_VERSION
@@ -73,6 +71,8 @@ def padded_batch() -> Batch:
 
 def theirs(name: str, folder: Path) -> Any:
     """What transformers loads, after it agreed that every tensor was there and none too many."""
+    import transformers
+
     model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         assert not info[kind], kind
@@ -112,6 +112,8 @@ def test_a_span_boundary_head_is_kept_beside_what_transformers_reads(tmp_path: P
 
 
 def test_a_head_that_transformers_lacks_is_in_a_file_that_it_ignores(tmp_path: Path) -> None:
+    import transformers
+
     task = TokenClassification(PLACES.labels, FEATURES)
     model = tiny.model(CONFIG, task.build_objective).eval()
     folder = tmp_path / "bundle"
@@ -213,6 +215,8 @@ def test_transformers_loads_a_fine_tuned_bundle_with_equal_logits(tmp_path: Path
 
 
 def test_transformers_tokenizer_gives_equal_ids(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
     saved(tmp_path / "bundle", "mlm")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "bundle")
     expected = tokenizer(TEXTS, truncation=True, max_length=32)["input_ids"]
@@ -221,6 +225,9 @@ def test_transformers_tokenizer_gives_equal_ids(tmp_path: Path) -> None:
 
 
 def write_with_transformers(folder: Path, name: str, **settings: object) -> nn.Module:
+    import transformers
+    from transformers import BertConfig, BertTokenizer
+
     torch.manual_seed(1)
     config = BertConfig(**encoder_config_to_huggingface(CONFIG) | settings)
     model = getattr(transformers, name)(config).eval()
@@ -231,6 +238,8 @@ def write_with_transformers(folder: Path, name: str, **settings: object) -> nn.M
 
 
 def test_a_classifier_that_transformers_wrote_loads_with_equal_logits(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
     labels = {0: "no", 1: "yes", 2: "perhaps"}
     expected = write_with_transformers(tmp_path, "BertForSequenceClassification", id2label=labels)
     bundle, batch = load_bundle(tmp_path), padded_batch()
@@ -341,6 +350,8 @@ def test_labels_that_are_numbers_are_their_digits(tmp_path: Path) -> None:
 def test_a_tokenizer_that_pads_with_another_id_than_positions_count_by_is_refused(
     tmp_path: Path,
 ) -> None:
+    import transformers
+
     entries = tiny.entries(len(VOCABULARY), pad_token_id=1, type_vocab_size=1)
     model = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**entries))
     model.save_pretrained(tmp_path)

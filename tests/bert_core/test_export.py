@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
 
@@ -19,7 +18,6 @@ from bert_core.bundle.format import bundle_digest, load_bundle, save_bundle
 from bert_core.bundle.layout import GRAPHS, Execution
 from bert_core.bundle.weights import build_model
 from bert_core.engines.catalog import ENGINES
-from bert_core.engines.onnxruntime import OnnxRuntime
 from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.export import TOLERANCE, export_graph, largest_difference
 from bert_core.model.config import EncoderConfig, FeedForwardConfig
@@ -106,6 +104,8 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.drill
 def test_a_graph_answers_as_torch_does_in_batches_of_any_size_and_length(exported: Path) -> None:
+    from bert_core.engines.onnxruntime import OnnxRuntime
+
     torchs = Predictor(exported / "weights", device="cpu")
     graphs = Predictor(exported / "graph")
     assert isinstance(graphs.backend, OnnxRuntime)
@@ -126,6 +126,8 @@ def test_a_graph_takes_any_number_of_rows_of_any_length(
     exported: Path, shape: tuple[int, int]
 ) -> None:
     """As other tools feed it, whose lengths are no multiples of ours."""
+    from bert_core.engines.onnxruntime import OnnxRuntime
+
     graphs = Predictor(exported / "graph").backend
     assert isinstance(graphs, OnnxRuntime)
     graph = export.Graph(Predictor(exported / "weights", device="cpu").model).eval()
@@ -170,6 +172,8 @@ def test_a_graph_keeps_the_precision_that_it_was_exported_with(exported: Path) -
 
 
 def test_a_graph_is_valid_and_has_the_names_that_optimum_gives(exported: Path) -> None:
+    import onnx
+
     path = exported / "graph" / "onnx" / "model.onnx"
     onnx.checker.check_model(path, full_check=True)
     model = onnx.load(path)
@@ -206,6 +210,8 @@ def test_an_exported_bundle_has_all_but_the_weights(exported: Path) -> None:
 
 @pytest.mark.drill
 def test_a_graph_in_8_bits_is_small_and_near(tmp_path: Path) -> None:
+    import onnx
+
     saved(tmp_path, QuestionAnswering(), "int8")
     (path,) = (tmp_path / "graph" / "onnx").iterdir()
     assert path.name == "model_quantized.onnx"
@@ -242,6 +248,8 @@ def test_weights_that_do_not_fit_into_the_file_lie_beside_it(
 
 
 def test_threads_are_as_many_as_asked_for(classifier: Path) -> None:
+    from bert_core.engines.onnxruntime import OnnxRuntime
+
     before = torch.get_num_threads()
     try:
         for threads in (1, 2):
@@ -286,6 +294,8 @@ def test_a_graph_is_not_for_a_gpu_and_not_to_be_trained(classifier: Path) -> Non
 
 
 def test_a_graph_that_was_changed_or_is_none_is_refused(classifier: Path, tmp_path: Path) -> None:
+    from bert_core.engines.onnxruntime import OnnxRuntime
+
     path = classifier / "graph" / "onnx" / "model.onnx"
     whole = path.read_bytes()
     try:
@@ -334,6 +344,8 @@ def test_scores_that_differ_are_measured_and_those_that_are_missing_refused() ->
 
 @pytest.mark.drill
 def test_a_graph_answers_every_task_that_shares_its_head(tmp_path: Path) -> None:
+    from bert_core.engines.onnxruntime import OnnxRuntime
+
     saved(tmp_path, TextClassification(["contradiction", "entailment", "neutral"]))
     torchs, graphs = Predictor(tmp_path / "weights", device="cpu"), Predictor(tmp_path / "graph")
     assert list(graphs.also) == list(torchs.also) == ["zero-shot-classification"]
@@ -429,6 +441,7 @@ def test_every_run_of_a_bundle_gives_nearly_the_same_scores(both: dict[str, Path
 
 @pytest.mark.drill
 def test_what_computes_is_chosen_among_what_the_bundle_may_run(both: dict[str, Path]) -> None:
+    assert not load_bundle(both["int8"]).ranges_of_batch
     executions = load_bundle(both["int8"]).executions
     first, second = executions[:2]
     assert first == Execution("onnxruntime", "int8") == Predictor(both["int8"]).execution
@@ -445,17 +458,21 @@ def test_what_computes_is_chosen_among_what_the_bundle_may_run(both: dict[str, P
 
 
 def test_8_bits_of_before_run_as_then_and_say_that_they_take_ranges_from_batches(
-    both: dict[str, Path], tmp_path: Path
+    classifier: Path, tmp_path: Path
 ) -> None:
+    """What is read of them is in the record and the name of the graph, here one in fp32."""
     folder = tmp_path / "older"
-    shutil.copytree(both["int8"], folder)
+    shutil.copytree(classifier / "graph", folder)
+    (folder / GRAPHS["fp32"]).rename(folder / GRAPHS["int8"])
     record = json.loads((folder / "raybert.json").read_text())
+    record["files"][GRAPHS["int8"]] = record["files"].pop(GRAPHS["fp32"])
+    (folder / "raybert.json").write_text(json.dumps(record))
+    assert not load_bundle(folder).ranges_of_batch
     del record["runs"]
     (folder / "raybert.json").write_text(json.dumps(record))
     bundle = load_bundle(folder)
     assert bundle.executions == (Execution("onnxruntime", "int8"),)
     assert bundle.ranges_of_batch
-    assert not load_bundle(both["int8"]).ranges_of_batch
     assert Predictor(folder, backend="auto").execution == bundle.executions[0]
     with pytest.raises(ConfigError, match=r"wanted one of onnxruntime in int8 for .*: leave both"):
         Predictor(folder, backend="openvino")

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from bert_core.bundle.format import save_bundle
 from bert_core.data.tokenizer import Tokenizer
@@ -36,6 +35,8 @@ def model() -> ObjectiveModel:
 @pytest.fixture(scope="module")
 def theirs(model: ObjectiveModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """The model and its tokenizer, as transformers loads them."""
+    import transformers
+
     path = tmp_path_factory.mktemp("inspection") / "bundle"
     save_bundle(path, model, TOKENIZER, task=None, metrics={}, lineage={})
     loaded = transformers.AutoModel.from_pretrained(path, attn_implementation="eager")

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import pipeline
 
 from bert_core.errors import FormatError, InputError
 from bert_core.objectives.mlm import MaskedLanguageModeling
@@ -48,6 +47,8 @@ def texts_of_all_lengths(count: int) -> list[str]:
 
 
 def test_answers_are_those_of_transformers_pipeline(folder: Path, predictor: Predictor) -> None:
+    from transformers import pipeline
+
     # Its tokenizer has no limit of its own here, so texts stay below that of the model.
     texts = [" ".join(text.split()[:20]) for text in texts_of_all_lengths(12)]
     peer = pipeline("text-classification", model=str(folder), device="cpu")
@@ -103,6 +104,8 @@ def test_several_threads_may_ask_at_once(predictor: Predictor) -> None:
 def test_a_pair_gets_the_answer_of_transformers_pipeline(
     folder: Path, predictor: Predictor
 ) -> None:
+    from transformers import pipeline
+
     texts = texts_of_all_lengths(24)
     pairs = [{"text": a, "text_pair": b} for a, b in zip(texts[::2], texts[1::2], strict=True)]
     pairs.append({"text": texts[0], "text_pair": ""})
@@ -156,6 +159,8 @@ def test_a_bundle_without_a_task_is_refused(tmp_path: Path) -> None:
 def test_a_pretrained_bundle_fills_masks_and_tells_what_is_next(
     tmp_path: Path, folder: Path
 ) -> None:
+    from transformers import pipeline
+
     heads = [MaskedLanguageModeling, NextSentencePrediction]
     path = tiny.bundle(tmp_path / "bundle", TOKENIZER, CONFIG, objectives=heads)
     text = "word1 [MASK] word3"

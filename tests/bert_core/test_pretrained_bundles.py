@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -58,6 +57,8 @@ def batch_of() -> Batch:
 
 def theirs(name: str, folder: Path, batch: Batch) -> Any:
     """What transformers' class gives, after it agreed that every tensor was there and no other."""
+    import transformers
+
     model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
     return model.eval()(**{key: batch[key] for key in ("input_ids", "attention_mask")})
@@ -73,6 +74,8 @@ def close(ours: Tensor, wanted: Tensor) -> None:
 def test_an_encoder_that_tells_what_was_replaced_is_whole_and_its_generator_beside(
     variant: str, title: str, tmp_path: Path
 ) -> None:
+    import transformers
+
     folder = tmp_path / "bundle"
     model, batch = saved(folder, variant, ReplacedTokenDetection), batch_of()
     real = batch["attention_mask"].bool()
@@ -97,6 +100,8 @@ def test_an_encoder_that_tells_what_was_replaced_is_whole_and_its_generator_besi
 
 
 def test_electras_discriminator_and_generator_are_read(tmp_path: Path) -> None:
+    import transformers
+
     entries = encoder_config_to_huggingface(config_of("electra-small"))
     config, batch = transformers.ElectraConfig(**entries), batch_of()
     real = batch["attention_mask"].bool()

@@ -9,10 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules.transformer import Transformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
@@ -62,6 +58,8 @@ MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
 
 def written(folder: Path, name: str, class_ending: str = "Model", **entries: Any) -> Any:
     """Write a random model of transformers and its tokenizer; the tokenizer."""
+    import transformers
+
     kind, its, make, _, _ = PUBLISHED[name]
     tokenizer = make()
     tokenizer.model_max_length = 46
@@ -77,6 +75,10 @@ def written(folder: Path, name: str, class_ending: str = "Model", **entries: Any
 
 def as_sentence_transformers(folder: Path, name: str) -> None:
     """The folder that today's sentence-transformers writes."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules.transformer import Transformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
     _, _, _, pooling, normalised = PUBLISHED[name]
     written(folder / "encoder", name)
     encoder = Transformer(str(folder / "encoder"))
@@ -87,6 +89,8 @@ def as_sentence_transformers(folder: Path, name: str) -> None:
 
 def in_the_old_form(folder: Path, settings: str) -> None:
     """Rewrite the folder as older versions wrote it, with weights saved by torch."""
+    import transformers
+
     modules = json.loads((folder / "modules.json").read_text())
     for module in modules:
         module["type"] = f"sentence_transformers.models.{module['type'].rpartition('.')[2]}"
@@ -107,6 +111,8 @@ def in_the_old_form(folder: Path, settings: str) -> None:
 def test_vectors_are_those_of_sentence_transformers(
     name: str, settings: str | None, tmp_path: Path
 ) -> None:
+    from sentence_transformers import SentenceTransformer
+
     as_sentence_transformers(tmp_path, name)
     folder = tmp_path / "st"
     if settings is not None:
@@ -184,6 +190,8 @@ def test_vectors_that_cannot_be_computed_as_sentence_transformers_does_are_not_g
 
 @pytest.mark.parametrize("name", ["bge-m3", "all-mpnet-base-v2", list(PUBLISHED)[-1]])
 def test_a_pair_is_scored_as_transformers_scores_it(name: str, tmp_path: Path) -> None:
+    import transformers
+
     tokenizer = written(tmp_path, name, "ForSequenceClassification", num_labels=3)
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     rows = [{"text": first, "text_pair": second} for first, second in PAIRS]
@@ -207,6 +215,8 @@ def test_a_pair_is_scored_as_transformers_scores_it(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["bge-m3", "all-mpnet-base-v2", list(PUBLISHED)[-1]])
 def test_masks_are_filled_as_transformers_fills_them(name: str, tmp_path: Path) -> None:
+    import transformers
+
     tokenizer = written(tmp_path, name, "ForMaskedLM")
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
     text = "the <mask> is blue"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,13 @@ from tests.fault_proxy import (
 )
 
 LARGE = np.random.default_rng(0).bytes(2 * PIECE_BYTES + 12_345)
-TABLE = pa.table({"ids": np.arange(600_000), "text": [f"row {i % 1000}" for i in range(600_000)]})
+
+
+@cache
+def table() -> pa.Table:
+    return pa.table(
+        {"ids": np.arange(600_000), "text": [f"row {i % 1000}" for i in range(600_000)]}
+    )
 
 
 def as_arrow(table: pa.Table) -> bytes:
@@ -48,9 +55,6 @@ def as_arrow(table: pa.Table) -> bytes:
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=50_000)
     return sink.getvalue().to_pybytes()
-
-
-ARROW = as_arrow(TABLE)
 
 
 class Store:
@@ -122,7 +126,7 @@ def test_the_same_bytes_come_out_whatever_the_store_does(
 ) -> None:
     there = store(seeded(seed), silence_s=0.75)
     small = {f"small/{number}.json": f"{{{number}}}".encode() * number for number in range(4)}
-    written = small | {"a/shard.arrow": ARROW, "large.bin": LARGE}
+    written = small | {"a/shard.arrow": as_arrow(table()), "large.bin": LARGE}
     for name, data in written.items():
         files.write_bytes(files.join(there.uri, name), data)
         assert there.content(name) == data, name
@@ -142,7 +146,7 @@ def test_the_same_bytes_come_out_whatever_the_store_does(
     with files.open_input(path) as file, files.reading(path):
         reader = pa.ipc.open_file(file)
         for number in rng.permutation(reader.num_record_batches)[:5]:
-            expected = TABLE.slice(50_000 * number, 50_000).to_batches()[0]
+            expected = table().slice(50_000 * number, 50_000).to_batches()[0]
             assert reader.get_batch(number).equals(expected), number
     tag = conditional.create(f"{there.uri}/lease", b"1")
     assert tag is not None
@@ -160,9 +164,9 @@ def test_the_same_bytes_come_out_whatever_the_store_does(
 def test_a_parquet_file_is_read_column_by_column(store: Callable[..., Store]) -> None:
     there = store(seeded(7), silence_s=0.75)
     with files.writing(f"{there.uri}/a.parquet") as sink:
-        pq.write_table(TABLE, sink, row_group_size=100_000)
+        pq.write_table(table(), sink, row_group_size=100_000)
     with files.open_input(f"{there.uri}/a.parquet") as file:
-        assert pq.ParquetFile(file).read_row_group(3, ["text"]) == TABLE.slice(
+        assert pq.ParquetFile(file).read_row_group(3, ["text"]) == table().slice(
             300_000, 100_000
         ).select(["text"])
 

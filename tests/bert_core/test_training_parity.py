@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForPreTraining, BertForSequenceClassification
 
 from bert_core.batches import collate, pad
 from bert_core.data.docstrings import docstrings_of
@@ -176,6 +175,8 @@ def losses_of_transformers(model: nn.Module, steps: list[Batch]) -> list[float]:
 
 @pytest.mark.drill
 def test_200_steps_give_the_losses_of_transformers_with_adamw() -> None:
+    from transformers import BertConfig, BertForPreTraining
+
     rows, vocab_size = rows_of_docstrings(np.random.default_rng(0))
     steps = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
     config = CONFIG.adapted(vocab_size=vocab_size)
@@ -196,6 +197,8 @@ def test_200_steps_give_the_losses_of_transformers_with_adamw() -> None:
 @pytest.mark.drill
 @pytest.mark.parametrize("problem_type", ["single_label_classification", "regression"])
 def test_fine_tuning_gives_the_losses_of_transformers(problem_type: ProblemType) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
     rows, vocab_size = rows_of_docstrings(np.random.default_rng(1))
     chosen = np.random.default_rng(2).integers(0, 8 * ROWS, (60, ROWS))  # rows come again
     kind = np.float32 if problem_type == "regression" else np.int64

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ LONGEST_NAME = 47
 Document = dict[str, Any]
 
 
-@functools.cache
 def built(name: str) -> str:
     """What `kubectl apply` would send."""
     tools = {"kustomize": ["kustomize", "build"], "kubectl": ["kubectl", "kustomize"]}
@@ -43,21 +43,30 @@ def built(name: str) -> str:
 
 
 @pytest.fixture(params=MANIFESTS)
-def documents(request: pytest.FixtureRequest, tmp_path: Path) -> list[Document]:
-    name: str = request.param
-    text = kueue(tmp_path) if name == "with-kueue" else built(f"overlays/{name}")
+def documents(request: pytest.FixtureRequest) -> list[Document]:
+    return documents_of(request.param)
+
+
+def documents_of(name: str) -> list[Document]:
+    return copy.deepcopy(_documents_of(name))
+
+
+@functools.cache
+def _documents_of(name: str) -> list[Document]:
+    text = kueue() if name == "with-kueue" else built(f"overlays/{name}")
     return list(yaml.safe_load_all(text))
 
 
-def kueue(folder: Path) -> str:
+def kueue() -> str:
     """An overlay as a user makes it: with the component that stands there as a comment."""
-    copied = folder / "kuberay"
-    shutil.copytree(KUBERAY, copied)
-    file = copied / "overlays/one-gpu/kustomization.yaml"
-    text = file.read_text()
-    assert "# - ../../components/kueue" in text
-    file.write_text(text.replace("# - ../../components/kueue", "- ../../components/kueue"))
-    return built(str(file.parent))
+    with tempfile.TemporaryDirectory() as folder:
+        copied = Path(folder) / "kuberay"
+        shutil.copytree(KUBERAY, copied)
+        file = copied / "overlays/one-gpu/kustomization.yaml"
+        text = file.read_text()
+        assert "# - ../../components/kueue" in text
+        file.write_text(text.replace("# - ../../components/kueue", "- ../../components/kueue"))
+        return built(str(file.parent))
 
 
 def of_kind(documents: list[Document], *kinds: str) -> list[Document]:
@@ -143,7 +152,7 @@ def test_rays_resources_satisfy_kuberays_schemas_and_rules(documents: list[Docum
 def test_a_wrong_field_type_or_rule_would_be_found() -> None:
     import jsonschema
 
-    (job, *_) = of_kind(list(yaml.safe_load_all(built("overlays/cpu"))), "RayJob")
+    (job, *_) = of_kind(documents_of("cpu"), "RayJob")
     for path, value in (
         (("backofLimit",), 3),
         (("backoffLimit",), "three"),
@@ -296,7 +305,7 @@ def test_every_entrypoint_is_a_command_that_raybert_takes(documents: list[Docume
 
 def test_stages_that_train_find_as_many_gpus_as_they_have_workers() -> None:
     for name, gpus in (("cpu", 0), ("one-gpu", 1), ("many-gpus", 16)):
-        documents = list(yaml.safe_load_all(built(f"overlays/{name}")))
+        documents = documents_of(name)
         settings = settings_of(documents)
         for job, cluster in clusters(documents):
             found = 0
@@ -347,8 +356,8 @@ def test_what_a_command_of_the_readme_selects_is_there(documents: list[Document]
         assert f"`{stage}`" in text
 
 
-def test_kueue_is_asked_for_everything_at_once(tmp_path: Path) -> None:
-    documents = list(yaml.safe_load_all(kueue(tmp_path)))
+def test_kueue_is_asked_for_everything_at_once() -> None:
+    documents = documents_of("with-kueue")
     for each in of_kind(documents, "RayJob", "RayCluster"):
         assert each["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "raybert"
     for name, cluster in clusters(documents):

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from datasketch import MinHash
 
 from bert_core.data.documents import clean, document_digest
 from bert_core.data.quality import (
@@ -201,6 +200,8 @@ def test_evaluation_sets_are_inputs_and_no_other_setting_is() -> None:
 
 
 def test_a_signature_is_the_minhash_of_datasketch(articles: list[str]) -> None:
+    from datasketch import MinHash
+
     texts = [*articles[:20], "four words, not five", "Five words are one gram", "", "…"]
     for text, signature in zip(texts, signatures(texts), strict=True):
         words = re.findall(r"\w+", text.lower())

@@ -18,8 +18,6 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers, processors
-from transformers import AutoTokenizer
-from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from bert_core import files
 from bert_core.data.tokenizer import MANY_TEXTS, OTHER_NAMES, SPECIAL_TOKENS, UNK, Tokenizer
@@ -160,6 +158,8 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 def test_transformers_reads_our_folder_and_gives_our_ids(
     tokenizer: Tokenizer, folder: Path, text: str
 ) -> None:
+    from transformers import AutoTokenizer
+
     theirs = AutoTokenizer.from_pretrained(folder)
     assert theirs(text)["input_ids"] == ids_of(tokenizer, text)
     assert theirs.vocab_size == tokenizer.vocab_size
@@ -173,6 +173,8 @@ def test_transformers_reads_our_folder_and_gives_our_ids(
 @given(st.lists(st.sampled_from([*UNICODE, *PIECES, "x" * 99]), max_size=30).map("".join))
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_ids_are_those_of_googles_wordpiece_in_python(folder: Path, text: str) -> None:
+    from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
+
     tokenizer = Tokenizer.load(folder)
     google = BertTokenizerLegacy(str(folder / "vocab.txt"), do_lower_case=tokenizer.lowercase)
     expected = google.convert_tokens_to_ids(google.tokenize(text))
@@ -268,6 +270,8 @@ def test_the_digest_tells_vocabularies_and_casing_apart() -> None:
 @pytest.mark.parametrize("alone", [True, False], ids=["vocab.txt", "tokenizer.json"])
 def test_of_two_names_of_a_special_token_the_one_in_use_counts(alone: bool, tmp_path: Path) -> None:
     """MPNet's vocabulary has BERT's special tokens too, as ordinary ones."""
+    from transformers import AutoTokenizer
+
     theirs = tiny.mpnet_tokenizer()
     if alone:
         (tmp_path / "vocab.txt").write_text("".join(f"{one}\n" for one in tiny.mpnet_vocabulary()))
@@ -414,6 +418,8 @@ def written(folder: Path, tokenizer: Tokenizer | None = None, **settings: Any) -
 
 
 def assert_equal_to_transformers(folder: Path, texts: list[str]) -> None:
+    from transformers import AutoTokenizer
+
     theirs = AutoTokenizer.from_pretrained(folder)
     ours = [e.ids for e in Tokenizer.load(folder).encode_batch(texts)]
     assert ours == [theirs(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -498,6 +504,8 @@ def test_tokens_beside_a_tokenizer_json_are_read_too(
 def test_the_space_before_a_text_of_byte_level_bpe_is_as_in_transformers(
     name: str, beside: dict[str, Any], leading: bool, tmp_path: Path
 ) -> None:
+    from transformers import AutoTokenizer
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *alphabet, "Ġs", "<mask>"]
     tokenizer = Tokenizer.from_merges(vocabulary, [("Ġ", "s")], lowercase=False)
@@ -513,6 +521,8 @@ def test_the_space_before_a_text_of_byte_level_bpe_is_as_in_transformers(
 
 @pytest.mark.parametrize("segments", [True, False])
 def test_a_pair_has_segments_if_the_model_is_to_get_them(tmp_path: Path, *, segments: bool) -> None:
+    from transformers import AutoTokenizer
+
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if segments else [])]
     settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "model_input_names": names}
     folder = written(tmp_path / "vocabulary", **settings)
@@ -528,6 +538,8 @@ def test_a_pair_has_segments_if_the_model_is_to_get_them(tmp_path: Path, *, segm
 
 
 def test_a_class_without_segments_gives_a_pair_none(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
     tokenizer = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True)
     folder = written(tmp_path / "whole", tokenizer, tokenizer_class="DistilBertTokenizer")
     assert "token_type_ids" not in AutoTokenizer.from_pretrained(folder)("a", "b")
@@ -538,6 +550,8 @@ def test_a_class_without_segments_gives_a_pair_none(tmp_path: Path) -> None:
 def test_a_template_for_one_text_alone_gives_pairs_as_in_transformers_or_none(
     name: str, tmp_path: Path
 ) -> None:
+    from transformers import AutoTokenizer
+
     tokenizer = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True)
     tokenizer.inner.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
@@ -570,6 +584,8 @@ def test_other_special_tokens_around_a_text_are_refused(tmp_path: Path) -> None:
 def test_a_file_without_special_tokens_around_a_text_gets_those_of_bert(
     present: Any, tmp_path: Path
 ) -> None:
+    from transformers import AutoTokenizer
+
     inner = _words()
     if present:
         inner.post_processor = present

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
-from transformers import AutoTokenizer
 
 from bert_core.data.docstrings import docstrings_of
 from bert_core.data.tokenizer import (
@@ -99,6 +98,8 @@ def test_ids_are_in_canonical_order(kind: TokenizerKind) -> None:
 def test_transformers_gives_the_same_ids(
     kind: TokenizerKind, lowercase: bool, tmp_path: Path
 ) -> None:
+    from transformers import AutoTokenizer
+
     tokenizer = trained(kind, lowercase)
     tokenizer.save(tmp_path, 64)
     theirs: Any = AutoTokenizer.from_pretrained(tmp_path)
@@ -175,6 +176,8 @@ def test_a_tokenizer_of_no_encoder_is_refused(tmp_path: Path) -> None:
 def test_how_text_is_made_ready_is_kept_in_every_file(
     accents: bool | None, chinese: bool, tmp_path: Path
 ) -> None:
+    from transformers import AutoTokenizer
+
     words = [*SPECIAL_TOKENS, "uber", "über", "中文", "中", "文"]
     settings: dict[str, Any] = {
         "lowercase": True,
@@ -206,12 +209,12 @@ def test_rare_characters_do_not_fill_a_vocabulary_of_pieces() -> None:
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
 def test_text_without_spaces_has_the_characters_that_it_needs(kind: TokenizerKind) -> None:
     rng = np.random.default_rng(0)
-    ranks = np.arange(1, 2001)
+    ranks = np.arange(1, 1501)
     shares = (1 / ranks) / (1 / ranks).sum()
-    drawn = [rng.choice(ranks, size=60, p=shares) for _ in range(1000)]
+    drawn = [rng.choice(ranks, size=60, p=shares) for _ in range(500)]
     texts = ["".join(chr(0x4E00 + rank) for rank in line) for line in drawn]
     tokenizer = train_tokenizer(kind, texts, vocab_size=5000, lowercase=True)
-    assert len({piece for piece in tokenizer.vocabulary if len(piece) == 1}) > 1500
+    assert len({piece for piece in tokenizer.vocabulary if len(piece) == 1}) > 1300
     ids = np.concatenate(tokenizer.encode_column(pa.array(texts)).to_pylist())
     assert (ids == tokenizer.unk_id).mean() < 0.002
     again = train_tokenizer(kind, texts[::-1], vocab_size=5000, lowercase=True)
@@ -221,7 +224,7 @@ def test_text_without_spaces_has_the_characters_that_it_needs(kind: TokenizerKin
     alphabet = [piece for piece in small.vocabulary if len(piece) == 1 and piece != SPACE]
     assert LEAST_ALPHABET - 1 <= len(alphabet) <= LEAST_ALPHABET
     ids = np.concatenate(small.encode_column(pa.array(texts)).to_pylist())
-    assert 0 < (ids == small.unk_id).mean() < 0.15
+    assert 0 < (ids == small.unk_id).mean() < 0.1
 
 
 def test_a_word_is_cut_at_an_unknown_character() -> None:

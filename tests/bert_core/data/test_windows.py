@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
@@ -23,6 +22,8 @@ WORDPIECE = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
 @pytest.mark.parametrize("max_length", [8, 9, 16, 512])
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "xlm-roberta", "mpnet"])
 def test_pairs_are_transformers(kind: str, max_length: int, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
     tokenizer = WORDPIECE
     if kind == "bpe":
         tokenizer = train_tokenizer("bpe", TEXTS * 3, vocab_size=300, lowercase=False)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from bert_core.errors import ConfigError
 from bert_core.metrics.bootstrap import Columns, Verdict, intervals, not_worse
@@ -19,6 +18,8 @@ def compared(new: np.ndarray, old: np.ndarray, samples: int = 1000, seed: int = 
 
 
 def test_an_interval_is_scipys_percentile_bootstrap() -> None:
+    from scipy import stats
+
     rng = np.random.default_rng(2)
     values = rng.exponential(size=200)
     low, high = intervals(mean, {"value": values}, samples=20_000)["mean"]
@@ -31,6 +32,8 @@ def test_an_interval_is_scipys_percentile_bootstrap() -> None:
 
 @pytest.mark.drill
 def test_the_interval_is_scipys_percentile_bootstrap() -> None:
+    from scipy import stats
+
     rng = np.random.default_rng(1)
     new, old = rng.random(300), rng.random(300)
     verdict = compared(new, old, samples=20_000)

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.calibration import calibration_curve
-from sklearn.metrics import brier_score_loss
 
 from bert_core.metrics.calibration import reliability
 
@@ -46,6 +44,9 @@ CLAIMS = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_siz
 
 @given(CLAIMS)
 def test_bins_and_score_are_those_of_scikit_learn(claims: list[tuple[float, bool]]) -> None:
+    from sklearn.calibration import calibration_curve
+    from sklearn.metrics import brier_score_loss
+
     confidence, right = (
         np.array([each for each, _ in claims]),
         np.array([is_so for _, is_so in claims]),

@@ -2,12 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import (
-    accuracy_score,
-    f1_score,
-    matthews_corrcoef,
-    precision_recall_fscore_support,
-)
 
 from bert_core.metrics.classification import (
     by_label,
@@ -116,6 +110,8 @@ def test_of_several_labels_a_row_each_is_by_itself_also_where_there_is_one() -> 
 @pytest.mark.parametrize("labels", [1, 2, 3, 20])
 @pytest.mark.parametrize("rows", [1, 2, 30, 500])
 def test_figures_are_those_of_scikit_learn(labels: int, rows: int) -> None:
+    from sklearn.metrics import f1_score, matthews_corrcoef, precision_recall_fscore_support
+
     rng = np.random.default_rng(rows)
     wanted = rng.integers(0, labels, rows)
     given = np.where(rng.random(rows) < 0.5, wanted, rng.integers(-1, labels, rows))
@@ -138,6 +134,8 @@ def test_figures_are_those_of_scikit_learn(labels: int, rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 30])
 def test_figures_of_several_labels_are_those_of_scikit_learn(rows: int) -> None:
+    from sklearn.metrics import accuracy_score, f1_score
+
     rng = np.random.default_rng(rows)
     given, wanted = (rng.integers(0, 2, (rows, 4)) for _ in range(2))
     metrics = multi_label_metrics(given, wanted)

@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.sparse import csr_array
-from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
-from sklearn.metrics import ndcg_score
 
 from bert_core.metrics.bootstrap import intervals
 from bert_core.metrics.retrieval import (
@@ -61,6 +58,8 @@ def columns_of(queries: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.nda
 
 @pytest.mark.parametrize("seed", range(3))
 def test_gains_are_those_of_scikit_learn_where_scores_tie_too(seed: int) -> None:
+    from sklearn.metrics import ndcg_score
+
     queries = [(scores, wanted) for scores, wanted in rankings(seed) if wanted.any()]
     wanted = [
         ndcg_score([relevance], [scores], k=10) if len(scores) > 1 else 1.0
@@ -73,6 +72,8 @@ def test_gains_are_those_of_scikit_learn_where_scores_tie_too(seed: int) -> None
 @pytest.mark.filterwarnings("ignore")
 def test_rankings_are_measured_as_sentence_transformers_measures_them() -> None:
     """Without ties, which it breaks by the order of the passages."""
+    from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
+
     rng = np.random.default_rng(1)
     samples: list[dict[str, str | list[str]]] = []
     queries = []
@@ -128,6 +129,8 @@ def test_an_interval_is_that_of_drawing_queries() -> None:
 
 
 def test_ranks_of_sparse_vectors_are_those_of_dense_ones() -> None:
+    from scipy.sparse import csr_array
+
     rng = np.random.default_rng(0)
     queries, passages = (rng.integers(0, 3, (rows, 9)) * 1.0 for rows in (300, 20))
     right = rng.integers(0, 20, 300)

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertModel
 
 from bert_core.errors import ConfigError, FormatError
 from bert_core.model.config import EncoderConfig
@@ -44,6 +43,8 @@ def state_of(*names: str, config: EncoderConfig = CONFIG) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu"])
 def test_every_activation_is_transformers_own(activation: str) -> None:
+    from transformers import BertConfig, BertModel
+
     entries = SIZES | {"hidden_act": activation}
     ours = Encoder(encoder_config_from_huggingface(entries)).eval()
     theirs = BertModel(BertConfig(**entries)).eval()

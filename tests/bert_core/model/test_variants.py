@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -45,6 +44,8 @@ KNOWN = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_has_as_many_parameters_as_transformers_class(name: str) -> None:
+    import transformers
+
     config = VARIANTS[name].config
     with torch.device("meta"):
         entries = encoder_config_to_huggingface(config)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForSequenceClassification
 
 from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.errors import ConfigError
@@ -369,6 +368,8 @@ def test_a_teacher_that_fills_masks_by_its_decoder_is_asked_so() -> None:
 
 
 def test_a_bundle_has_the_student_alone(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
     torch.manual_seed(0)
     task = TextClassification(["a", "b"])
     models = [

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
 from torch import Tensor
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
 from bert_core.batches import collate
 from bert_core.bundle.format import load_bundle
@@ -48,6 +46,8 @@ PAIRS: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An encoder that transformers wrote, without a head."""
+    from transformers import BertConfig, BertModel
+
     path = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
     BertModel(BertConfig(**SIZES)).save_pretrained(path)
@@ -57,6 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def theirs(folder: Path, text: str) -> list[Tensor]:
     """transformers' vectors of every token, before the first layer and after each."""
+    from transformers import AutoModel, AutoTokenizer
+
     model = AutoModel.from_pretrained(folder).eval()
     inputs = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
     with torch.inference_mode():
@@ -126,6 +128,8 @@ def test_a_long_text_is_refused_or_cut_at_either_end(folder: Path) -> None:
 def test_an_encoder_without_a_head_cuts_texts_where_its_tokenizer_does(
     folder: Path, tmp_path: Path
 ) -> None:
+    from sentence_transformers import SentenceTransformer
+
     shutil.copytree(folder, tmp_path / "short")
     TOKENIZER.save(tmp_path / "short", 8)
     texts = [*TEXTS, "the deep sea " * 9]
@@ -149,6 +153,8 @@ def test_a_model_of_another_task_gives_vectors_too(tmp_path: Path) -> None:
 def test_sentence_transformers_loads_a_bundle_and_what_is_written_for_it_is_read_again(
     pooling: Any, normalize: bool, tmp_path: Path
 ) -> None:
+    from sentence_transformers import SentenceTransformer
+
     options = FeatureExtractionOptions(pooling=pooling, normalize=normalize, max_length=8, layer=2)
     task = FeatureExtraction(options=options)
     path = tiny.bundle(tmp_path / "bundle", TOKENIZER, CONFIG, task=task)

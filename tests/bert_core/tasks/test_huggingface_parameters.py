@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import pipeline
 
 from bert_core.errors import InputError
 from bert_core.predictor import Predictor
@@ -47,6 +46,8 @@ def predictor(folder: Path, task: Any, seed: int = 3) -> Predictor:
 def test_entities_are_those_of_transformers_for_every_strategy(
     tmp_path: Path, strategy: AggregationStrategy, labels: list[str]
 ) -> None:
+    from transformers import pipeline
+
     ours = predictor(tmp_path / "tags", TokenClassification(labels))
     peer = pipeline(
         "token-classification",
@@ -91,6 +92,8 @@ def test_a_stride_reads_a_long_text_in_windows_that_overlap_by_it(tmp_path: Path
 
 
 def test_targets_are_ranked_as_transformers_ranks_them(tmp_path: Path) -> None:
+    from transformers import pipeline
+
     ours = predictor(tmp_path / "masks", FillMask())
     peer = pipeline("fill-mask", model=str(tmp_path / "masks"), device="cpu")
     targets, text = ["abc", "a", ","], "a [MASK] b."

@@ -357,8 +357,8 @@ def test_what_is_no_text_is_no_input(cell: Any, shown: str) -> None:
 def test_a_long_text_takes_no_memory_for_every_other_row(
     name: str, targets: list[dict[str, float]], score: list[Any]
 ) -> None:
-    """At four bytes per character and row, it would be 400 MB."""
-    texts = ["the sea " * 6250, *(f"text {number}" for number in range(2000))]
+    """At four bytes per character and row, it would be 150 MB."""
+    texts = ["the sea " * 6250, *(f"text {number}" for number in range(750))]
     rows: list[dict[str, Any]] = [
         {"text": text, "text_pair": "the sea", **targets[place % len(targets)]}
         for place, text in enumerate(texts)
@@ -369,6 +369,6 @@ def test_a_long_text_takes_no_memory_for_every_other_row(
         windows = task.encode(rows, TOKENIZER, 16, labelled=True)
         answers = task.decode(rows, windows, [np.array(score)] * len(rows))
         task.metrics(task.compare(rows, answers))
-        assert tracemalloc.get_traced_memory()[1] < 1e8
+        assert tracemalloc.get_traced_memory()[1] < 4e7
     finally:
         tracemalloc.stop()

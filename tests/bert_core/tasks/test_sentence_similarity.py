@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
 
 from bert_core.errors import CorpusError, InputError
 from bert_core.predictor import Predictor
@@ -26,6 +25,8 @@ NAME = "sentence-similarity"
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.filterwarnings("ignore")
 def test_answers_are_sentence_transformers_cosines_in_order(pooling: Any, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
     options = FeatureExtractionOptions(pooling=pooling, layer=1, max_length=12)
     folder = tiny.bundle(
         tmp_path / "bundle", TOKENIZER, CONFIG, task=FeatureExtraction(options=options)

@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SparseEncoder
-from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
-from transformers import BertConfig, BertForMaskedLM
 
 from bert_core.batches import pack, pad
 from bert_core.bundle.format import load_bundle
@@ -48,6 +45,8 @@ def dense(answers: list[Any]) -> np.ndarray:
 @pytest.fixture
 def words(tmp_path: Path) -> Path:
     """A masked-word model that transformers wrote."""
+    from transformers import BertConfig, BertForMaskedLM
+
     torch.manual_seed(0)
     model = BertForMaskedLM(BertConfig(**SIZES))
     torch.nn.init.normal_(model.cls.predictions.bias)
@@ -58,6 +57,8 @@ def words(tmp_path: Path) -> Path:
 
 @pytest.mark.filterwarnings("ignore")
 def test_any_masked_word_model_can_be_asked_for_them(words: Path) -> None:
+    from sentence_transformers import SparseEncoder
+
     predictor = Predictor(words, device="cpu")
     assert predictor.task.name == "fill-mask"
     assert NAME not in predictor.also, "nothing says that it was trained for them"
@@ -72,6 +73,9 @@ def test_any_masked_word_model_can_be_asked_for_them(words: Path) -> None:
 def test_a_folder_that_sparse_encoder_saves_gives_its_vectors(
     words: Path, first: str, pooling: Any, activation: Any, tmp_path: Path
 ) -> None:
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
+
     module: Any = MLMTransformer(str(words), max_seq_length=16)
     if first == "Transformer":
         module = SparseEncoder(str(words), device="cpu")[0]
@@ -100,6 +104,8 @@ def test_a_folder_that_sparse_encoder_saves_gives_its_vectors(
 def test_vectors_that_sparse_encoder_cuts_to_their_largest_entries_are_not_given(
     words: Path, tmp_path: Path
 ) -> None:
+    from sentence_transformers import SparseEncoder
+
     peer = SparseEncoder(str(words), device="cpu", max_active_dims=5)
     peer.save_pretrained(str(tmp_path / "five"))
     with pytest.raises(ConfigError, match=r"Pooling; max_active_dims\): set pooling to max or sum"):
@@ -111,6 +117,8 @@ def test_vectors_that_sparse_encoder_cuts_to_their_largest_entries_are_not_given
 def test_sparse_encoder_loads_a_bundle_and_what_is_written_for_it_is_read_again(
     pooling: Any, activation: Any, tmp_path: Path
 ) -> None:
+    from sentence_transformers import SparseEncoder
+
     options = SparseEmbeddingOptions(pooling=pooling, activation=activation, max_length=16)
     task = SparseEmbedding(options=options)
     folder = tiny.bundle(tmp_path / "bundle", TOKENIZER, CONFIG, task=task)
@@ -125,6 +133,8 @@ def test_sparse_encoder_loads_a_bundle_and_what_is_written_for_it_is_read_again(
 
 @pytest.mark.filterwarnings("ignore")
 def test_prompts_are_those_of_sparse_encoder(words: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SparseEncoder
+
     prompts = {"query": "the blue ", "usual": "not a "}
     peer = SparseEncoder(str(words), device="cpu", prompts=prompts, default_prompt_name="usual")
     peer.save_pretrained(str(tmp_path / "saved"))

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-import transformers
 
 from bert_core.batches import collate
 from bert_core.bundle.format import load_bundle
@@ -234,6 +233,8 @@ def test_a_task_that_does_not_say_what_a_fault_is_has_what_its_metric_lacks() ->
 
 
 def test_its_objective_and_its_class_at_hugging_face_exist(task: Task) -> None:
+    import transformers
+
     with torch.device("meta"):
         model = ObjectiveModel(CONFIG, [task.build_objective(CONFIG)])
     assert list(model.objectives) == [task.objective]

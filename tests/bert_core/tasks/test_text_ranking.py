@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import CrossEncoder
 from torch.nn import functional
-from transformers import BertConfig, BertForSequenceClassification
 
 from bert_core.batches import collate
 from bert_core.bundle.format import load_bundle
@@ -42,6 +40,8 @@ ROWS: list[dict[str, Any]] = [
 
 def classifier(folder: Path, outputs: int = 1, **entries: Any) -> Path:
     """A model with a head as transformers writes it, and more entries in its config.json."""
+    from transformers import BertConfig, BertForSequenceClassification
+
     torch.manual_seed(0)
     config = BertConfig(**SIZES | {"num_labels": outputs})
     BertForSequenceClassification(config).save_pretrained(folder)
@@ -71,6 +71,8 @@ ENTRIES = {
 def test_a_folder_of_an_older_cross_encoder_gives_its_scores(
     entries: dict[str, Any], tmp_path: Path
 ) -> None:
+    from sentence_transformers import CrossEncoder
+
     folder = classifier(tmp_path / "model", **entries)
     theirs = CrossEncoder(str(folder), device="cpu").predict(PAIRS)
     predictor = Predictor(folder, device="cpu")
@@ -84,6 +86,8 @@ def test_a_folder_of_an_older_cross_encoder_gives_its_scores(
 def test_a_folder_that_cross_encoder_saves_gives_its_scores_cut_where_it_cuts(
     activation: type[torch.nn.Module], max_length: int | None, tmp_path: Path
 ) -> None:
+    from sentence_transformers import CrossEncoder
+
     peer = CrossEncoder(
         str(classifier(tmp_path / "model")), device="cpu", max_length=max_length,
         activation_fn=activation(),
@@ -103,6 +107,8 @@ def test_a_folder_that_cross_encoder_saves_gives_its_scores_cut_where_it_cuts(
 def test_cross_encoder_loads_a_bundle_and_what_is_written_for_it_is_read_again(
     activation: Any, max_length: int | None, tmp_path: Path
 ) -> None:
+    from sentence_transformers import CrossEncoder
+
     task = TextRanking(options=TextRankingOptions(activation=activation, max_length=max_length))
     folder = tiny.bundle(tmp_path / "bundle", TOKENIZER, CONFIG, task=task)
     ours = scores(Predictor(folder, device="cpu"))
@@ -133,6 +139,8 @@ def test_other_heads_are_no_ranking(
 def test_a_cross_encoder_with_another_activation_gives_numbers_but_does_not_rank(
     tmp_path: Path,
 ) -> None:
+    from sentence_transformers import CrossEncoder
+
     tanh = "torch.nn.modules.activation.Tanh"
     entries: dict[str, Any] = {"sentence_transformers": {"activation_fn": tanh}}
     folder = classifier(tmp_path / "model", **entries)
@@ -150,6 +158,8 @@ def test_a_cross_encoder_with_another_activation_gives_numbers_but_does_not_rank
 def test_a_cross_encoder_that_reads_pairs_in_another_way_is_refused(
     outputs: int, tmp_path: Path
 ) -> None:
+    from sentence_transformers import CrossEncoder
+
     prompts, model = {"query": "find: "}, str(classifier(tmp_path / "model", outputs))
     for default in ("query", None):
         peer = CrossEncoder(model, device="cpu", prompts=prompts, default_prompt_name=default)
@@ -175,6 +185,8 @@ def test_a_cross_encoder_that_reads_pairs_in_another_way_is_refused(
 def test_a_model_that_gives_pairs_a_number_ranks_them_as_cross_encoder_does(
     tmp_path: Path,
 ) -> None:
+    from sentence_transformers import CrossEncoder
+
     folder = classifier(tmp_path)
     predictor = Predictor(folder, device="cpu")
     ranking = predictor.also["text-ranking"]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import pipeline
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import CorpusError, InputError
@@ -188,6 +187,8 @@ def test_a_text_that_is_too_long_is_refused_before_other_windows_repeat_it(
 def test_texts_are_cut_where_and_at_the_end_that_the_tokenizer_says(
     side: str, tmp_path: Path
 ) -> None:
+    from transformers import pipeline
+
     task = TextClassification(["entailment", "neutral", "contradiction"])
     config = tiny.encoder_config(TOKENIZER.vocab_size, initializer_range=0.5)
     folder = tiny.bundle(tmp_path / "bundle", TOKENIZER, config, task=task)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import pipeline
 
 from bert_core.errors import ConfigError, CorpusError, FormatError, InputError
 from bert_core.predictor import Predictor
@@ -48,6 +47,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_answers_are_those_of_transformers_pipeline_and_only_the_text_is_cut(
     folder: Path, multi_label: bool, template: str, labels: list[str]
 ) -> None:
+    from transformers import pipeline
+
     peer: Any = pipeline("zero-shot-classification", model=str(folder), device="cpu")
     peer.tokenizer.model_max_length = 40
     parameters = ZeroShotParameters(
