@@ -97,6 +97,20 @@ def own_ray() -> None:
     """For a test or fixture that starts Ray by itself, such as a server in a process of its own."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Take the paths of a command line in the order of their folders.
+
+    NOTE: pytest 9.1 makes a new node of a folder after a file beside the folder is given, and the
+    new node has none of the fixtures of the folder's conftest.py, if the first one had them.
+    """
+
+    def place(argument: str) -> tuple[str, ...]:
+        path = config.invocation_params.dir / argument.partition("::")[0]
+        return Path(os.path.normpath(path)).parts
+
+    config.args.sort(key=place)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--whole",

@@ -5,13 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bert_core.bundle.format import load_bundle
 from tests.pipelines.conftest import Small
 
 WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from benchmarks.books import main; main()"
 
 
 def test_a_recipe_leaves_a_bundle_and_its_curve(prepared: Small, tmp_path: Path) -> None:
+    from bert_core.bundle.format import load_bundle
+
     command = [sys.executable, "-c", WITHOUT_RAY, "bert", "--output", str(tmp_path)]
     command += ["--shards", str(prepared.folder / "shards")]
     command += ["--vocabulary", str(prepared.folder / "vocab")]
