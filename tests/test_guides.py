@@ -14,7 +14,6 @@ import pytest
 from bert_core.manifest import read_manifest
 from pipelines.cli import main
 from pipelines.configure import ALL, STAGES, parser_for
-from tests.test_docs import commands, options_of
 from tests.test_readme import FEWER, scripts
 from tracking.ports import free_ports
 from tracking.registry import champion
@@ -143,6 +142,8 @@ def test_the_changes_that_extend_shows_apply_and_work(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("guide", sorted(GUIDES.glob("*.md")), ids=lambda path: path.stem)
 def test_every_command_of_a_guide_exists_with_its_options(guide: Path) -> None:
+    from tests.test_docs import commands, options_of
+
     for program, word, *rest in commands(guide):
         if program == "raybert":
             known = {name for each in parser_for(word)._actions for name in each.option_strings}

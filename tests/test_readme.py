@@ -17,7 +17,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
 import toml
 
 from pipelines.configure import STAGES
@@ -149,7 +148,6 @@ def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
     assert done.returncode == 0, f"{command[2]}\n\nended with {done.returncode}:\n{done.stdout}"
 
 
-@pytest.mark.ray
 def test_every_command_in_the_readme_runs(tmp_path: Path, head: Any) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     environment = dict(head.environment)

@@ -1,7 +1,15 @@
-"""A small real corpus and what the stages make of it, without Ray, for the tests of the stages."""
+"""A small real corpus and what the stages make of it, without Ray, for the tests of the stages.
 
+All of it is made once per run of the tests, by whichever process needs it first, and is only read:
+a test that changes one of these folders changes a copy.
+"""
+
+import fcntl
 import json
+import os
 import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,10 +19,12 @@ from bert_core import files
 from bert_core.data.docstrings import docstrings_of, opening
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import PairsConfig
+from bert_core.manifest import is_complete
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
-from pipelines import finetune, prepare, pretrain, vocab
+from pipelines import evaluate, finetune, prepare, pretrain, vocab
 from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.labelled import LabelledConfig
+from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.prepare import PrepareConfig
 from pipelines.pretrain import PretrainConfig
@@ -136,39 +146,91 @@ class Small:
             tracking_uri=self.tracking_uri,
         )
 
+    def evaluate(self, output: Path) -> EvaluateConfig:
+        """Of finetune/."""
+        return EvaluateConfig(
+            output=str(output),
+            model=str(self.folder / "finetune" / "bundle"),
+            held_out=self.rows,
+            num_workers=0,
+            tracking_uri=self.tracking_uri,
+        )
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Let no other process in before this one is out, or has died."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True)
+class Once:
+    """The folder that the processes of a run of the tests share."""
+
+    folder: Path
+
+    def made(self, name: str, run: Callable[[Path], object]) -> Path:
+        """The output of a stage. One process makes it, the others wait for that."""
+        output = self.folder / name
+        with alone(self.folder / f"{name}.lock"):
+            if not is_complete(str(output)):
+                run(output)
+        return output
+
 
 @pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "once"
+    folder.mkdir(exist_ok=True)
+    return Once(folder)
+
+
+@pytest.fixture(scope="session")
+def small(once: Once) -> Small:
     """The corpus alone."""
-    folder = tmp_path_factory.mktemp("small")
-    texts = sources()
-    (folder / "text.txt").write_text("\n\n".join("\n".join(each) for each in texts.values()))
-    rows = [
-        {"text": opening(text), "label": "late" if module > "m" else "early"}
-        for module, each in texts.items()
-        for text in each[:6]
-    ]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Small(folder)
+    rows = once.folder / "rows.jsonl"
+    with alone(once.folder / "small.lock"):
+        if not rows.exists():
+            texts = sources()
+            whole = "\n\n".join("\n".join(each) for each in texts.values())
+            (once.folder / "text.txt").write_text(whole)
+            labelled = [
+                {"text": opening(text), "label": "late" if module > "m" else "early"}
+                for module, each in texts.items()
+                for text in each[:6]
+            ]
+            lines = "".join(json.dumps(row) + "\n" for row in labelled)
+            files.write_bytes(str(rows), lines.encode())  # it appears when all is there
+    return Small(once.folder)
 
 
 @pytest.fixture(scope="session")
-def prepared(small: Small) -> Small:
+def prepared(small: Small, once: Once) -> Small:
     """With vocab/ and shards/."""
-    vocab.run(small.vocab(small.folder / "vocab"))
-    prepare.run(small.prepare(small.folder / "shards"))
+    once.made("vocab", lambda output: vocab.run(small.vocab(output)))
+    once.made("shards", lambda output: prepare.run(small.prepare(output)))
     return small
 
 
 @pytest.fixture(scope="session")
-def pretrained(prepared: Small) -> Small:
+def pretrained(prepared: Small, once: Once) -> Small:
     """With pretrain/ too."""
-    pretrain.run(prepared.pretrain(prepared.folder / "pretrain"))
+    once.made("pretrain", lambda output: pretrain.run(prepared.pretrain(output)))
     return prepared
 
 
 @pytest.fixture(scope="session")
-def finetuned(pretrained: Small) -> Small:
+def finetuned(pretrained: Small, once: Once) -> Small:
     """With finetune/ too."""
-    finetune.run(pretrained.finetune(pretrained.folder / "finetune"))
+    once.made("finetune", lambda output: finetune.run(pretrained.finetune(output)))
     return pretrained
+
+
+@pytest.fixture(scope="session")
+def evaluated(finetuned: Small, once: Once) -> Small:
+    """With evaluate/ too."""
+    once.made("evaluate", lambda output: evaluate.run(finetuned.evaluate(output)))
+    return finetuned

@@ -6,11 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModel, AutoModelForMaskedLM
 
-from bert_core.bundle.format import load_bundle
-from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
-from bert_core.predictor import Predictor
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from pipelines import distill, finetune, prepare, pretrain, vocab
 from pipelines.configure import CONFIGS, parse
@@ -68,6 +64,11 @@ def config_of(name: str, folder: Path, output: Path) -> PretrainConfig:
 def test_held_out_losses_fall_and_transformers_loads_what_comes_of_it(
     name: str, parts: set[str], wikitext: Path, tmp_path: Path
 ) -> None:
+    from transformers import AutoModel, AutoModelForMaskedLM
+
+    from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
+    from bert_core.predictor import Predictor
+
     config = config_of(name, wikitext, tmp_path / "out")
     counts = pretrain.run(config).counts
     records = read_records(config.local_folder)
@@ -89,6 +90,9 @@ def test_held_out_losses_fall_and_transformers_loads_what_comes_of_it(
 
 @pytest.mark.drill
 def test_a_decoder_is_fine_tuned_and_asked_as_a_teacher(wikitext: Path, tmp_path: Path) -> None:
+    from bert_core.bundle.format import load_bundle
+    from bert_core.predictor import Predictor
+
     config = config_of("deberta_wikitext2", wikitext, tmp_path / "out")
     pretrain.run(replace(config, loop=LoopConfig(max_steps=8, precision="fp32")))
     words = ["the", "and"] * 20

@@ -9,15 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForMaskedLM
 
-from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.layout import GRAPHS
-from bert_core.bundle.weights import build_model
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import read_manifest
-from bert_core.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
 from bert_core.tasks.text_regression import TextRegression
 from bert_core.tasks.texts import TextOptions
@@ -28,11 +23,8 @@ from pipelines.evaluate import EvaluateConfig
 from pipelines.training.records import read_records
 from pipelines.training.selection import SelectionConfig
 from pipelines.training.student import AugmentationConfig, LossesConfig
-from tests import tiny
 from tracking.server import connect
 from tracking.spool import read_run
-
-pytestmark = pytest.mark.ray
 
 INTERMEDIATE = LossesConfig(
     soft=0.0, hard=0.0, cosine=0.0, embeddings=1.0, hidden=1.0, attention=1.0
@@ -73,6 +65,9 @@ def _on_shards(pretrained: Any, tmp_path: Path) -> Distilling:
 
 
 def test_a_student_of_a_task_is_measured_beside_its_teacher(on_rows: Distilling) -> None:
+    from bert_core.bundle.format import load_bundle
+    from bert_core.predictor import Predictor
+
     config = on_rows()
     counts = distill.run(config).counts
     bundle, teacher = load_bundle(f"{config.output}/bundle"), load_bundle(config.teacher)
@@ -107,6 +102,10 @@ def test_a_student_of_a_task_is_measured_beside_its_teacher(on_rows: Distilling)
 
 def test_the_student_begins_with_the_layers_that_are_named(on_rows: Distilling) -> None:
     """At a learning rate of next to nothing it ends with them, and with the dropout it is given."""
+    import torch
+
+    from bert_core.bundle.format import load_bundle
+
     config = on_rows(layers=(1,), lr=1e-12, epochs=0.5, hidden_dropout_prob=0.25)
     distill.run(config)
     student = load_bundle(f"{config.output}/bundle")
@@ -143,6 +142,9 @@ def test_workers_train_the_same_student(on_rows: Distilling, tmp_path: Path) -> 
 
 def undropped(teacher: str, folder: Path) -> str:
     """A bundle that drops nothing, and so has students that drop nothing."""
+    from bert_core.bundle.format import load_bundle, save_bundle
+    from bert_core.bundle.weights import build_model
+
     bundle = load_bundle(teacher)
     encoder = bundle.encoder_config.adapted(hidden_dropout_prob=0.0, attention_dropout=0.0)
     assert bundle.task is not None
@@ -157,6 +159,8 @@ def undropped(teacher: str, folder: Path) -> str:
 
 @pytest.mark.drill
 def test_tinybert_goes_through_its_stages(on_shards: Distilling, on_rows: Distilling) -> None:
+    from bert_core.bundle.format import load_bundle
+
     general = on_shards("general", variant="bert-tiny", losses=INTERMEDIATE)
     counts = distill.run(general).counts
     assert counts["loss_after"] < counts["loss_before"]
@@ -190,6 +194,8 @@ def test_tinybert_goes_through_its_stages(on_shards: Distilling, on_rows: Distil
 
 @pytest.mark.drill
 def test_distilbert_learns_from_shards(on_shards: Distilling) -> None:
+    from transformers import AutoModelForMaskedLM
+
     config = on_shards(epochs=0.15)
     counts = distill.run(config).counts
     assert {"mlm_loss", "soft_loss", "cosine_loss", "soft_accuracy"} <= {
@@ -211,6 +217,8 @@ def test_one_worker_reads_shards_as_none_does(on_shards: Distilling) -> None:
 
 
 def test_without_a_teacher_the_same_student_is_fine_tuned(on_rows: Distilling) -> None:
+    from bert_core.bundle.format import load_bundle
+
     alone = LossesConfig(soft=0.0, hard=1.0, cosine=0.0)
     config = on_rows(losses=alone, epochs=0.5)
     counts = distill.run(config).counts
@@ -223,6 +231,8 @@ def test_without_a_teacher_the_same_student_is_fine_tuned(on_rows: Distilling) -
 
 def other_words(folder: Path) -> str:
     """A bundle of another vocabulary."""
+    from tests import tiny
+
     return str(tiny.bundle(folder / "other", tiny.tokenizer(["a", "b"])))
 
 
@@ -234,6 +244,9 @@ def test_a_student_of_other_words_is_refused(on_rows: Distilling, tmp_path: Path
 
 def test_a_student_reads_pairs_in_training_as_it_will_when_it_answers(tmp_path: Path) -> None:
     """Even if its teacher does not tell the second text from the first by its segment."""
+    from bert_core.predictor import Predictor
+    from tests import tiny
+
     words, task = tiny.tokenizer(), TextRegression(options=TextOptions(pairs=True))
     teacher, student = (
         tiny.bundle(
@@ -267,6 +280,9 @@ def test_a_student_reads_pairs_in_training_as_it_will_when_it_answers(tmp_path: 
 def test_a_bundle_that_has_a_graph_for_weights_is_refused(
     on_rows: Distilling, name: str, tmp_path: Path
 ) -> None:
+    from bert_core.bundle.format import load_bundle, save_bundle
+    from bert_core.bundle.weights import build_model
+
     bundle = load_bundle(on_rows().teacher)
     assert bundle.task is not None
     save_bundle(
@@ -280,6 +296,9 @@ def test_a_bundle_that_has_a_graph_for_weights_is_refused(
 def test_a_student_does_not_take_over_the_sizes_of_its_teachers_vectors(
     on_rows: Distilling, tmp_path: Path
 ) -> None:
+    from bert_core.bundle.format import load_bundle, save_bundle
+    from bert_core.bundle.weights import build_model
+
     config = on_rows()
     bundle = load_bundle(config.teacher)
     vectors = FeatureExtraction(options=FeatureExtractionOptions(layer=2, dimensions=[8]))

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from bert_core import files
-from bert_core.bundle.format import bundle_digest, load_bundle
 from bert_core.bundle.layout import Execution
 from bert_core.errors import ConfigError, ResourceError
-from bert_core.export import TOLERANCE
 from bert_core.metrics.bootstrap import Verdict
-from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from pipelines import evaluate, export, predict, publish
 from pipelines.corpus.labelled import LabelledConfig
@@ -32,6 +29,8 @@ ROWS = 200
 @pytest.fixture(scope="module")
 def likeness(pretrained: Any) -> LabelledConfig:
     """Pairs of texts with the cosine that the pretrained encoder gives them: none does better."""
+    from bert_core.predictor import Predictor
+
     lines = [line for line in pretrained.text.read_text().splitlines() if len(line) > 40]
     pairs = [{"text": a, "text_pair": b} for a, b in zip(lines[:ROWS], lines[ROWS:], strict=False)]
     predictor = Predictor(pretrained.folder / "pretrain" / "bundle", device="cpu", task=TASK)
@@ -70,6 +69,10 @@ def config(pretrained: Any, tmp_path: Path) -> ExportConfig:
 def test_an_export_is_the_same_model_and_knows_where_it_comes_from(
     config: ExportConfig, likeness: LabelledConfig
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+    from bert_core.export import TOLERANCE
+    from bert_core.predictor import Predictor
+
     config = replace(config, held_out=likeness)
     manifest = export.run(config)
     assert manifest.counts["spearman_drop"] == pytest.approx(0)
@@ -97,6 +100,8 @@ def test_8_bits_pass_where_the_fall_is_allowed_and_the_bundle_goes_to_the_regist
     tmp_path: Path,
     pretrained: Any,
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+
     config = replace(
         config,
         quantize="int8",
@@ -156,6 +161,8 @@ def test_8_bits_pass_where_the_fall_is_allowed_and_the_bundle_goes_to_the_regist
 def test_bfloat16_passes_where_the_fall_is_allowed_and_is_one_way_to_run_the_graph(
     config: ExportConfig, likeness: LabelledConfig
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+
     config = replace(config, quantize="bf16", held_out=likeness, max_drop=0.5)
     try:
         manifest = export.run(config)
@@ -221,6 +228,8 @@ def test_8_bits_that_err_on_none_of_too_few_rows_are_refused(
 def test_rows_that_a_model_was_trained_on_are_refused(
     finetuned: Any, config: ExportConfig, tmp_path: Path
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+
     tuned = replace(
         config,
         model=str(finetuned.folder / "finetune" / "bundle"),
@@ -245,6 +254,8 @@ def test_rows_that_a_model_was_trained_on_are_refused(
 def test_a_fine_tuned_model_is_exported_once_by_rows_that_it_has_not_seen(
     finetuned: Any, config: ExportConfig
 ) -> None:
+    from bert_core.bundle.format import bundle_digest, load_bundle
+
     wide = replace(
         config,
         model=str(finetuned.folder / "finetune" / "bundle"),

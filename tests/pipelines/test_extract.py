@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_core.errors import ConfigError, CorpusError, FormatError
-from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.question_answering import (
     QuestionAnswering,
@@ -23,16 +22,9 @@ from bert_core.tasks.question_answering import (
 from bert_core.tasks.token_classification import TokenClassification
 from pipelines import extract
 from pipelines.extract import ExtractConfig, ReaderConfig, TaggerConfig
-from tests import tiny
 from tests.pipelines.interruption import run_interrupted
 
-pytestmark = pytest.mark.ray
-
 WORDS = ["the", "sea", "is", "blue", "tree", "anna", "rome", "when", "?", "."]
-TOKENIZER = tiny.tokenizer(WORDS)
-ENCODER = tiny.encoder_config(
-    TOKENIZER.vocab_size, max_position_embeddings=32, initializer_range=0.5
-)
 TASKS: dict[str, Task] = {
     "tagger": TokenClassification(["B-person", "B-place", "I-person", "I-place", "O"]),
     "reader": QuestionAnswering(options=QuestionAnsweringOptions(no_answer=True, doc_stride=4)),
@@ -44,9 +36,14 @@ TEXTS = [" ".join(_RNG.choices(WORDS, k=1 + 3 * n)).capitalize() for n in range(
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("bundles")
+    from tests import tiny
+
+    folder, words = tmp_path_factory.mktemp("bundles"), tiny.tokenizer(WORDS)
+    encoder = tiny.encoder_config(
+        words.vocab_size, max_position_embeddings=32, initializer_range=0.5
+    )
     for seed, (name, task) in enumerate(TASKS.items()):
-        tiny.bundle(folder / name, TOKENIZER, ENCODER, task=task, seed=seed)
+        tiny.bundle(folder / name, words, encoder, task=task, seed=seed)
     return {name: str(folder / name) for name in TASKS}
 
 
@@ -101,6 +98,8 @@ def near(found: Mapping[str, Any] | None, wanted: Mapping[str, Any] | None) -> b
 def test_a_record_a_document_in_order_says_what_the_models_say(
     config: ExtractConfig, bundles: dict[str, str]
 ) -> None:
+    from bert_core.predictor import Predictor
+
     counts = extract.run(replace(config, keep_text=True)).counts
     assert counts["parts"] > 3
     assert (counts["rows"], counts["rejected"]) == (len(TEXTS), 0)

@@ -19,11 +19,9 @@ from safetensors.numpy import load, load_file
 from bert_core import files
 from bert_core.errors import ResourceError
 from bert_core.manifest import read_manifest
-from bert_core.train.checkpoint import LAST_FILE
 from pipelines import cli, prepare, pretrain
 from pipelines.pretrain import PretrainConfig
 from tests.fault_proxy import Fault, fault_proxy, xml_error
-from tests.pipelines.jobs.test_survival import run_of, words_of
 
 EXPIRED = 400, xml_error("ExpiredToken", "The provided token has expired.")
 # obstore renews credentials that end within five minutes, no more than once in 100 ms.
@@ -74,6 +72,8 @@ def test_a_bucket_that_is_away_while_shards_a_checkpoint_and_a_bundle_are_writte
     whole: bool,
 ) -> None:
     """Half a minute each, at full length."""
+    from tests.pipelines.jobs.test_survival import run_of
+
     shards = f"{on_bucket.output}-shards"
     outage = Outage(
         30 if whole else 1,
@@ -177,6 +177,9 @@ def test_credentials_that_expire_for_good_end_a_stage_with_nothing_half_written(
 ) -> None:
     import boto3
 
+    from bert_core.train.checkpoint import LAST_FILE
+    from tests.pipelines.jobs.test_survival import run_of
+
     # Its lease cannot be released without credentials.
     monkeypatch.setattr("pipelines.runtime.lease.EXPIRES_AFTER_S", 2.0)
     monkeypatch.setattr("pipelines.runtime.lease.RENEW_EVERY_S", 0.5)
@@ -225,6 +228,8 @@ def test_a_full_disk_below_the_cache_ends_a_stage_with_the_way_out(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    from tests.pipelines.jobs.test_survival import words_of
+
     command = [*words_of(on_bucket), "--num_workers", "0", "--checkpoint_every_steps", "4"]
     command += ["--tracking_uri", str(on_bucket.tracking_uri)]
     monkeypatch.setenv("RAYBERT_CACHE", f"{disk}/cache")

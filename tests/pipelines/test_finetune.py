@@ -9,33 +9,25 @@ import tomllib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from huggingface_hub import ModelCard, ModelCardData
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bert_core import files
-from bert_core.bundle.format import load_bundle, save_bundle
-from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import read_manifest
-from bert_core.model.sharing import plain_state
-from bert_core.objectives.base import ObjectiveModel
-from bert_core.predictor import Predictor
 from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.text_classification import TextClassification
-from bert_core.train.optim import build_optimizer
 from pipelines import evaluate, finetune, publish
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig, build_seed_model
 from pipelines.publish import PublishConfig
-from pipelines.training import seeds, worker
+from pipelines.training import seeds
 from pipelines.training.labelled_sets import divided, read_parts, read_sets
 from pipelines.training.records import read_records
 from pipelines.training.selection import SelectionConfig
@@ -43,7 +35,10 @@ from tracking.registry import champion
 from tracking.resolve import resolve
 from tracking.server import connect
 
-pytestmark = pytest.mark.ray
+if TYPE_CHECKING:
+    import torch
+
+    from bert_core.objectives.base import ObjectiveModel
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +58,8 @@ def evaluation(made: Any, output: Path) -> EvaluateConfig:
 
 
 def test_every_seed_is_measured_and_the_first_is_the_bundle(finetuned: Any) -> None:
+    from bert_core.bundle.format import load_bundle
+
     config = finetuned.finetune(finetuned.folder / "finetune")
     counts = finetune.run(config).counts
     assert [seed["seed"] for seed in counts["seeds"]] == [0, 1]
@@ -79,6 +76,10 @@ def test_every_seed_is_measured_and_the_first_is_the_bundle(finetuned: Any) -> N
 
 
 def test_transformers_loads_the_bundle_and_gives_equal_logits(finetuned: Any) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from bert_core.predictor import Predictor
+
     folder = finetuned.folder / "finetune" / "bundle"
     texts = ["Return the number of bytes.", "Open a file, and close it again."]
     predictor = Predictor(folder, device="cpu")
@@ -92,9 +93,13 @@ def test_transformers_loads_the_bundle_and_gives_equal_logits(finetuned: Any) ->
 def test_the_optimizer_moves_the_words_alone_that_rows_have(
     finetuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+    from bert_core.train.optim import build_optimizer
+    from pipelines.training import worker
+
     moved: list[int] = []
 
-    def watched(model: ObjectiveModel, *settings: Any) -> torch.optim.Optimizer:
+    def watched(model: "ObjectiveModel", *settings: Any) -> "torch.optim.Optimizer":
         moved.append(len(model.encoder.embeddings.word_embeddings.weight))
         return build_optimizer(model, *settings)
 
@@ -184,6 +189,9 @@ def test_two_workers_select_and_score_as_one_process_does(
     selecting: FinetuneConfig, tmp_path: Path
 ) -> None:
     """Without dropout, which is drawn by rank."""
+    from bert_core.bundle.format import load_bundle, save_bundle
+    from bert_core.bundle.weights import build_model
+
     teacher = load_bundle(selecting.model)
     encoder = teacher.encoder_config.adapted(hidden_dropout_prob=0.0, attention_dropout=0.0)
     model = build_model(replace(teacher, encoder_config=encoder), [])
@@ -210,13 +218,19 @@ def test_a_metric_that_cannot_select_is_named_before_training(selecting: Finetun
 
 
 def test_a_head_is_taken_over_with_its_labels_or_not_at_all(finetuned: Any, tmp_path: Path) -> None:
+    import torch
+
+    from bert_core.bundle.format import load_bundle, save_bundle
+    from bert_core.bundle.weights import build_model
+    from bert_core.model.sharing import plain_state
+
     config = finetuned.finetune(tmp_path / "out")
     made = load_bundle(finetuned.folder / "finetune" / "bundle")
     prefix = f"objectives.{TextClassification.objective}."
     head = next(name for name in made.state if name.startswith(prefix) and name.endswith("weight"))
     assert made.task is not None
 
-    def started_from(labels: list[str]) -> tuple[list[str], torch.Tensor]:
+    def started_from(labels: list[str]) -> "tuple[list[str], torch.Tensor]":
         folder = tmp_path / "-".join(labels)
         given = TextClassification(labels)
         model = build_model(made, [given.build_objective(made.encoder_config)], require_heads=True)
@@ -240,6 +254,9 @@ def test_a_head_is_taken_over_with_its_labels_or_not_at_all(finetuned: Any, tmp_
 def test_without_held_out_rows_nothing_is_scored_on_them(
     finetuned: Any, tmp_path: Path, share: float
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+    from bert_core.predictor import Predictor
+
     config = replace(finetuned.finetune(tmp_path / "out"), held_out=None, epochs=0.5)
     done = finetune.run(replace(config, selection=SelectionConfig(share=share)))
     assert done.inputs.keys() == {"model", "train"}
@@ -267,6 +284,8 @@ def test_a_model_that_learnt_little_is_told_from_one_that_learnt(
 def test_from_scratch_takes_fresh_weights_and_dropout_is_as_configured(
     finetuned: Any, tmp_path: Path
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+
     config = replace(finetuned.finetune(tmp_path / "scratch"), from_scratch=True, epochs=0.5)
     dropout = {"hidden_dropout_prob": 0.25, "attention_probs_dropout_prob": 0.0}
     finetune.run(replace(config, examples=0, **dropout))
@@ -335,6 +354,8 @@ def test_evaluation_on_workers_is_the_same(evaluated: Any, tmp_path: Path) -> No
 def test_the_champion_predicts_from_a_process_that_has_only_the_package(
     evaluated: Any, tmp_path: Path
 ) -> None:
+    from bert_core.predictor import Predictor
+
     config = PublishConfig(
         output=str(evaluated.folder / "publish"),
         model=str(evaluated.folder / "finetune" / "bundle"),
@@ -360,6 +381,8 @@ print(model.predict(["Return the number of bytes."]).to_dict("records")[0]["labe
 
 
 def test_a_version_carries_the_card_of_its_model(evaluated: Any, tmp_path: Path) -> None:
+    from bert_core.bundle.format import load_bundle
+
     bundle, folder = evaluated.folder / "finetune" / "bundle", evaluated.folder / "evaluate"
     config = PublishConfig(
         output=str(tmp_path / "publish"), model=str(bundle), evaluation=str(folder),
@@ -439,6 +462,8 @@ def test_a_champion_of_another_task_stays_and_is_not_compared(
 def test_a_model_is_compared_on_rows_that_trained_neither(
     evaluated: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+
     config = PublishConfig(
         output=str(tmp_path / "publish"), model=str(evaluated.folder / "finetune" / "bundle"),
         evaluation=str(evaluated.folder / "evaluate"), name="of-its-own-rows", num_workers=0,
@@ -487,6 +512,8 @@ def test_a_model_is_compared_on_rows_that_trained_neither(
 
 
 def test_held_out_rows_that_were_trained_on_are_counted(evaluated: Any) -> None:
+    from bert_core.bundle.format import load_bundle
+
     config = evaluated.finetune(evaluated.folder / "finetune")
     counts = finetune.run(config).counts
     lines = Path(evaluated.rows.source).read_text().splitlines()

@@ -11,17 +11,11 @@ from bert_core import files
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, write_manifest
 from bert_core.metrics.glue import SETS
-from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.text_regression import TextRegression
 from pipelines import cli, glue
 from pipelines.glue import GlueConfig
-from tests import tiny
 
-pytestmark = pytest.mark.ray
-
-TOKENIZER = tiny.tokenizer()
-ENCODER = tiny.encoder_config(TOKENIZER.vocab_size, initializer_range=0.5)
 TEXTS = [("the sea is", "a tree"), ("the tree", "blue"), ("a", "the sea is blue"), ("sea", "sea")]
 HEADERS = {"mrpc": "#1 String\t#2 String", "qqp": "question1\tquestion2"} | {
     "qnli": "question\tsentence", "cola": "sentence", "sst2": "sentence"
@@ -31,14 +25,17 @@ HEADERS = {"mrpc": "#1 String\t#2 String", "qqp": "question1\tquestion2"} | {
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A model of random weights for every set but those that MNLI's answers."""
-    folder = tmp_path_factory.mktemp("bundles")
+    from tests import tiny
+
+    folder, words = tmp_path_factory.mktemp("bundles"), tiny.tokenizer()
+    encoder = tiny.encoder_config(words.vocab_size, initializer_range=0.5)
     found = {}
     for seed, (name, test_set) in enumerate(SETS.items()):
         if test_set.task is None:
             task = (
                 TextClassification(sorted(test_set.labels)) if test_set.labels else TextRegression()
             )
-            found[name] = str(tiny.bundle(folder / name, TOKENIZER, ENCODER, task=task, seed=seed))
+            found[name] = str(tiny.bundle(folder / name, words, encoder, task=task, seed=seed))
     return found
 
 
@@ -79,6 +76,8 @@ def files_of(config: GlueConfig) -> dict[str, list[str]]:
 def test_a_submission_has_the_models_answers_in_the_order_of_the_rows(
     config: GlueConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from bert_core.predictor import Predictor
+
     counts = glue.run(config).counts
     assert ", ready for gluebenchmark.com\n" in capsys.readouterr().out
     assert counts["rows"] == 11 * len(TEXTS)

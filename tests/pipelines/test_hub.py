@@ -11,10 +11,8 @@ import pytest
 from huggingface_hub import ModelCard, ModelCardData, constants
 
 from bert_core import files
-from bert_core.bundle.format import bundle_digest, load_bundle
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.manifest import Manifest, read_manifest
-from bert_core.predictor import Predictor
 from pipelines import evaluate, finetune, predict, prepare, pretrain, publish, tune
 from pipelines.evaluate import EvaluateConfig
 from pipelines.predict import PredictConfig
@@ -56,6 +54,8 @@ def classifier(hub: Hub, finetuned: Any) -> Repository:
 
 
 def lineage_of(output: str | Path) -> dict[str, Any]:
+    from bert_core.bundle.format import load_bundle
+
     return load_bundle(Path(output) / "bundle").lineage
 
 
@@ -63,6 +63,8 @@ def lineage_of(output: str | Path) -> dict[str, Any]:
 def test_a_bundle_that_started_from_the_hub_says_from_which_commit(
     encoder: Repository, pretrained: Any, tmp_path: Path
 ) -> None:
+    from bert_core.bundle.format import bundle_digest
+
     config = replace(pretrained.finetune(tmp_path / "finetune"), model=NAME, seeds=(0,), epochs=0.5)
     manifest = finetune.run(config)
     commit = f"{NAME}@{encoder.branches['main']}"
@@ -167,6 +169,8 @@ def test_shards_and_pretraining_take_vocabulary_and_weights_of_the_hub(
 def test_a_model_of_the_hub_is_registered_like_its_folder(
     classifier: Repository, finetuned: Any, tmp_path: Path
 ) -> None:
+    from bert_core.bundle.format import bundle_digest
+
     shared: dict[str, Any] = {"num_workers": 0, "tracking_uri": finetuned.tracking_uri}
     shared["model"] = "somebody/classifier"
     evaluation = str(tmp_path / "evaluate")
@@ -253,6 +257,9 @@ def ready(hub: Hub, made: PublishConfig, tmp_path: Path) -> Ready:
 def test_what_is_published_to_the_hub_is_the_same_model_by_its_id(
     hub: Hub, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from bert_core.bundle.format import bundle_digest
+    from bert_core.predictor import Predictor
+
     monkeypatch.setenv("HF_TOKEN", OWNER)
     counts = publish.run(ready.config).counts
     there = hub.models["somebody/answers"]

@@ -18,13 +18,6 @@ from bert_core import files
 from pipelines import pretrain
 from pipelines.pretrain import PretrainConfig
 from tests import processes
-from tests.pipelines.test_pretrain import (
-    assert_equal_bits,
-    command,
-    losses,
-    run_of,
-    weights,
-)
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
@@ -36,6 +29,8 @@ class Host:
     """A driver on a host of its own."""
 
     def __init__(self, folder: Path, config: PretrainConfig, *more: str) -> None:
+        from tests.pipelines.test_pretrain import command
+
         folder.mkdir()
         self.cache = folder / ".cache" / "raybert"
         self._says = folder / "says.txt"
@@ -127,6 +122,8 @@ def test_a_host_that_is_lost_is_replaced_by_one_that_waits(
 
 def check_that_nothing_happened(config: PretrainConfig, alone: PretrainConfig) -> None:
     """The run has what one has that was left alone."""
+    from tests.pipelines.test_pretrain import assert_equal_bits, losses, run_of, weights
+
     bundle = load(files.read_bytes(f"{config.output}/bundle/model.safetensors"))
     assert_equal_bits(bundle, weights(Path(alone.output)))
     curve = [each["loss"] for each in record(config.output).values() if "loss" in each]

@@ -15,18 +15,14 @@ import pyarrow as pa
 import pytest
 
 from bert_core import files
-from bert_core.bundle.format import load_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.errors import CorpusError
 from bert_core.manifest import read_manifest
-from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.tasks.base import Kind, Task
 from pipelines import cli
 from pipelines import evaluate as evaluating
 from pipelines.configure import parse
-from tests import tiny
 from tests.labelled_rows import KINDS, holds_lists, rows_of, write
 from tests.with_ray import run_with_ray
 
@@ -75,6 +71,10 @@ class Learned:
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small bundle with random weights that knows every word of the rows."""
+    from bert_core.objectives.mlm import MaskedLanguageModeling
+    from bert_core.objectives.nsp import NextSentencePrediction
+    from tests import tiny
+
     texts = [json.dumps(row) for _, kind in KINDS.values() for row in rows_of(kind, 40)]
     vocabulary = train_vocabulary(texts, vocab_size=600, lowercase=True, min_frequency=1)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
@@ -94,6 +94,9 @@ def learned(
     encoder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[type[Task], Kind], Learned]:
     """Gives the model of a kind, which is trained the first time that it is asked for."""
+    from bert_core.bundle.format import load_bundle
+    from tests import tiny
+
     models: dict[tuple[str, str], Learned] = {}
 
     def model(task: type[Task], kind: Kind) -> Learned:

@@ -191,7 +191,6 @@ def test_the_page_of_a_run_is_on_the_server_that_it_was_written_to(
         )
 
 
-@pytest.mark.ray
 @pytest.mark.drill
 @pytest.mark.usefixtures("local_ray")
 def test_what_dies_under_a_training_run_loses_no_point_and_repeats_none(

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_core import files
-from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.examples import LONGEST
 from bert_core.tasks.fill_mask import by_mask
@@ -22,8 +21,6 @@ from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.predict import PredictConfig
 from pipelines.publish import PublishConfig
-
-pytestmark = pytest.mark.ray
 
 GOOD = [
     {"text": f"Return {n} bytes.", "label": label} for n in range(8) for label in ("early", "late")
@@ -251,6 +248,8 @@ def test_a_bundle_is_published_by_an_evaluation_whose_first_rows_are_too_long(
 def test_a_bundle_without_examples_is_published_if_all_rows_are_too_long_to_be_shown(
     evaluation: EvaluateConfig, written: Written, tmp_path: Path
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+
     bundle = Path(shutil.copytree(evaluation.model, tmp_path / "without_examples"))
     record = files.read_json(str(bundle / "raybert.json"))
     del record["examples"]

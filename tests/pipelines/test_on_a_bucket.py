@@ -12,14 +12,12 @@ from bert_core.manifest import read_manifest
 from bert_core.tasks.base import Task
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.token_classification import TokenClassification
-from tests import tiny
 from tests.fault_proxy import fault_proxy, seeded
 from tests.with_ray import run_with_ray
 
 PUBLIC = {"Effect": "Allow", "Principal": "*", "Action": "s3:*"}
 
 
-@pytest.mark.ray
 @pytest.mark.cluster
 def test_a_joined_cluster_works_on_a_bucket_that_fails_now_and_then(
     prepared: Any,
@@ -100,13 +98,14 @@ def test_a_joined_cluster_works_on_a_bucket_that_fails_now_and_then(
     assert boto3.client("s3").list_multipart_uploads(Bucket=bucket).get("Uploads", []) == []
 
 
-@pytest.mark.ray
 @pytest.mark.drill
 def test_stages_that_begin_with_bundles_work_on_a_bucket(
     prepared: Any, head: Any, object_store: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
     """Fine-tuning, distilling, exporting, vectors, search and extraction, on a cluster that has no
     credentials of its own."""
+    from tests import tiny
+
     open_to_all(object_store)
     tokenizer = Tokenizer.load(prepared.folder / "vocab")
     encoder = tiny.encoder_config(tokenizer.vocab_size, max_position_embeddings=64)

@@ -13,15 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_core.errors import ConfigError, CorpusError
-from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import OneLabel
 from bert_core.tasks.texts import TextInput
 from pipelines import predict
 from pipelines.corpus.labelled import LabelledConfig, read_labelled
 from pipelines.predict import PredictConfig
 from tests.pipelines.interruption import run_interrupted
-
-pytestmark = pytest.mark.ray
 
 TEXTS = [
     f"Return the number {number} of bytes{' and more' * (number % 7)}." for number in range(50)
@@ -42,6 +39,8 @@ def config(finetuned: Any, tmp_path: Path) -> PredictConfig:
 
 @pytest.fixture
 def answers(config: PredictConfig) -> list[Any]:
+    from bert_core.predictor import Predictor
+
     return Predictor(config.model, device="cpu").predict(TEXTS)
 
 
@@ -120,6 +119,8 @@ CELLS = [f'{text} "So",\n\nit says.' for text in TEXTS]
 def test_tables_of_text_come_back_in_order_and_workers_and_parts_change_nothing(
     config: PredictConfig, tmp_path: Path
 ) -> None:
+    from bert_core.predictor import Predictor
+
     answers = Predictor(config.model, device="cpu").predict(CELLS)
     (tmp_path / "plain.csv").write_text(TABLE, encoding="utf-8")
     (tmp_path / "packed.csv.gz").write_bytes(gzip.compress(TABLE.encode()))

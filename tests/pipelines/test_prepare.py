@@ -55,7 +55,6 @@ def test_block_size_changes_nothing(prepared: Any, tmp_path: Path, block_bytes: 
     assert digests(tmp_path / "shards") == digests(prepared.folder / "shards")
 
 
-@pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize("num_workers", [1, 4])
 def test_the_number_of_workers_changes_nothing(
@@ -426,7 +425,6 @@ def test_bytes_that_are_not_utf8_are_named_with_file_and_offset(
         prepare.run(replace(prepared.prepare(tmp_path / "shards"), corpus=corpus))
 
 
-@pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
 def test_a_workers_error_reaches_the_user_as_it_was_written(prepared: Any, tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"Fine.\n\nCaf\xe9.")
@@ -436,7 +434,6 @@ def test_a_workers_error_reaches_the_user_as_it_was_written(prepared: Any, tmp_p
         prepare.run(config)
 
 
-@pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
 def test_workers_in_another_folder_find_the_evaluation_sets(
     prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

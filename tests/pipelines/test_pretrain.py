@@ -12,17 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from transformers import AutoModelForMaskedLM
 
-from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError, FormatError
-from bert_core.train.checkpoint import LAST_FILE, CheckpointWriter
 from bert_core.train.config import LoopConfig, OptimizerConfig
-from bert_core.train.loop import DivergedError
 from pipelines import prepare, pretrain, vocab
 from pipelines.pretrain import PhaseConfig, PretrainConfig
 from pipelines.training import driver
@@ -32,8 +27,6 @@ from tests.commands import pretrain_arguments, raybert
 from tests.processes import descendants, kill_all
 from tests.waiting import wait_until
 from tracking import metric_names as names
-
-pytestmark = pytest.mark.ray
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
@@ -51,6 +44,8 @@ def losses(folder: Path) -> list[float]:
 
 
 def run_of(config: PretrainConfig) -> Any:
+    import mlflow
+
     client = mlflow.MlflowClient(config.tracking_uri)
     experiments = [each.experiment_id for each in client.search_experiments()]
     runs = client.search_runs(experiments, f"tags.output = '{config.output}'")
@@ -120,6 +115,8 @@ def test_masks_drawn_at_training_time_are_the_same_for_any_number_of_workers(
     prepared: Any, tmp_path: Path, masked_later: str, local_ray: None
 ) -> None:
     """As are the rows; and it may change from one start to the next."""
+    from transformers import AutoModelForMaskedLM
+
     config = replace(prepared.pretrain(tmp_path / "0", steps=8), shards=masked_later)
     alone = replace(without_dropout(config), keep_checkpoints=9)
     two = replace(alone, output=str(tmp_path / "2"), num_workers=2)
@@ -146,6 +143,8 @@ def test_rows_whose_label_nothing_learns_are_refused(prepared: Any, tmp_path: Pa
 
 
 def test_the_record_has_what_a_person_looks_for(pretrained: Any) -> None:
+    from bert_core.bundle.format import load_bundle
+
     config = pretrained.pretrain(pretrained.folder / "pretrain")
     run, client = run_of(config)
     assert run.info.status == "FINISHED"
@@ -247,6 +246,8 @@ def test_points_lost_on_their_way_are_recorded_by_the_run_that_goes_on(
 def test_a_run_whose_hours_end_before_it_has_made_up_for_lost_steps_is_measured_at_its_end(
     prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+
     config = prepared.pretrain(tmp_path / "out")
     pretrain.run(config)
     cut_back(tmp_path / "out", 4)
@@ -294,6 +295,8 @@ class Killed(BaseException):
 @contextmanager
 def killed_after(step: int) -> Iterator[None]:
     """Training in this process ends as by a kill when the checkpoint of `step` is written."""
+    from bert_core.train.checkpoint import CheckpointWriter
+
     whole = CheckpointWriter.save
 
     def save(self: Any, index: int, *arguments: Any) -> None:
@@ -332,6 +335,8 @@ def test_phases_that_do_not_fit_together_are_refused(
 def test_a_run_that_diverges_is_not_tried_again_and_names_its_last_checkpoint(
     prepared: Any, tmp_path: Path
 ) -> None:
+    from bert_core.train.loop import DivergedError
+
     config = replace(prepared.pretrain(tmp_path / "out", steps=40), num_workers=1)
     config = replace(
         config, optimizer=OptimizerConfig(lr=30.0, max_grad_norm=0.0), checkpoint_every_steps=1
@@ -440,6 +445,8 @@ def wait_for_other_workers(process: "subprocess.Popen[bytes]", victims: list[int
 
 
 def checkpoint_in_writing(folder: Path) -> bool:
+    from bert_core.train.checkpoint import LAST_FILE
+
     return any(not (each / LAST_FILE).exists() for each in (folder / "checkpoints").glob("step-*"))
 
 

@@ -8,16 +8,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from bert_core.bundle.format import load_bundle
 from bert_core.errors import CorpusError
-from bert_core.predictor import Predictor
 from bert_core.tasks.question_answering import QuestionAnswering
 from pipelines import distill, evaluate, finetune
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
-
-pytestmark = pytest.mark.ray
 
 WINDOW = 24
 LINES = [
@@ -38,6 +34,9 @@ def article(number: int) -> dict[str, Any]:
 def test_an_evaluation_reads_passages_in_the_windows_of_training(
     pretrained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+    from bert_core.predictor import Predictor
+
     data = tmp_path / "squad.json"
     data.write_text(json.dumps({"data": [article(number) for number in range(len(LINES))]}))
     rows = LabelledConfig(source=str(data), format="squad")

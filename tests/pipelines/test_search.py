@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +12,12 @@ import pytest
 
 from bert_core.errors import ConfigError, CorpusError, FormatError
 from bert_core.manifest import read_manifest
-from bert_core.predictor import Predictor
 from pipelines import predict, search
 from pipelines.predict import PredictConfig
 from pipelines.search import SearchConfig, best_of
 
-pytestmark = pytest.mark.ray
+if TYPE_CHECKING:
+    from bert_core.predictor import Predictor
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,8 @@ def found_in(folder: str) -> list[dict[str, Any]]:
 def test_the_nearest_rows_are_found_with_their_columns(
     config: SearchConfig, rows: list[dict[str, Any]], pretrained: Any, monkeypatch: Any
 ) -> None:
+    from bert_core.predictor import Predictor
+
     monkeypatch.setattr(search, "ROWS_AT_ONCE", 7)
     counts = search.run(config).counts
     assert (counts["queries"], counts["rows"]) == (len(rows[::10]), len(rows))
@@ -101,7 +103,7 @@ def test_the_nearest_rows_are_found_with_their_columns(
         ]
 
 
-def _cut(predictor: Predictor) -> Any:
+def _cut(predictor: "Predictor") -> Any:
     return predictor.task.parameters(truncate=True)  # type: ignore[call-arg]
 
 

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
-from bert_core.bundle.format import load_bundle
 from bert_core.metrics.entities import SCHEMES, Entity, Scheme, entities_of, tags_of
 from pipelines import evaluate, finetune, predict
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.predict import PredictConfig
-
-pytestmark = pytest.mark.ray
 
 TYPES = {"file": "thing", "list": "thing", "bytes": "thing", "Open": "verb", "Close": "verb"}
 LINES = [
@@ -65,6 +62,8 @@ def tagger(pretrained: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_learned_does_not_depend_on_the_scheme_of_a_file(
     pretrained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+
     found = []
     for scheme, other in zip(SCHEMES, [*SCHEMES[1:], SCHEMES[0]], strict=True):
         train = written(tmp_path / f"{scheme}.train", scheme)

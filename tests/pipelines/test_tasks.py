@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-import torch
 from huggingface_hub import ModelCard
 
-from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError
 from bert_core.manifest import Output, read_manifest
-from bert_core.predictor import Predictor
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.token_classification import TokenClassification
@@ -30,13 +26,10 @@ from pipelines.predict import PredictConfig
 from pipelines.publish import PublishConfig
 from pipelines.training.records import read_records
 from pipelines.training.student import LossesConfig
-from tests import tiny
 from tests.labelled_rows import EVERY_TRAINED_KIND, EVERY_UNTRAINED_KIND, rows_of, write
 from tracking.resolve import resolve
 from tracking.server import as_default, connect
 from tracking.spool import read_run
-
-pytestmark = pytest.mark.ray
 
 LINES = [
     "Return the number of bytes", "Open a file and close it", "Raise an error", "Parse a string",
@@ -54,6 +47,11 @@ def tagged(line: str) -> dict[str, list[str]]:
 def test_tags_are_learned_from_the_features_of_an_encoder_that_stays_as_it_is(
     pretrained: Any, tmp_path: Path
 ) -> None:
+    import torch
+
+    from bert_core.bundle.format import load_bundle
+    from bert_core.predictor import Predictor
+
     rows = LabelledConfig(source=write(tmp_path / "tags.jsonl", list(map(tagged, LINES))))
     config = replace(
         pretrained.finetune(tmp_path / "finetune"),
@@ -129,6 +127,8 @@ def check_card(reference: str, task: Task, measured: dict[str, Any], uri: str) -
 
 def check_student(teacher: Path, tuned: FinetuneConfig, output: Path) -> None:
     """A student with half of the layers learns the teacher's task, and answers as it does."""
+    from bert_core.predictor import Predictor
+
     config = DistillConfig(
         output=str(output), teacher=str(teacher), train=tuned.train, held_out=tuned.held_out,
         losses=LossesConfig(soft=1.0, hard=1.0, cosine=1.0), epochs=0.5,
@@ -160,6 +160,10 @@ WAYS = [*EVERY_TRAINED_KIND, pytest.param(TokenClassification, FEATURE_BASED, id
 def test_a_task_goes_all_the_way(
     kind_of_task: type[Task], kind: Kind, pretrained: Any, tmp_path: Path
 ) -> None:
+    import pandas as pd
+
+    from bert_core.predictor import Predictor
+
     task, options = kind_of_task.name, dict(kind.options)
     registered = "-".join(["walked", task, kind.name, *options])
     rows = LabelledConfig(source=write(tmp_path / "train.jsonl", rows_of(kind, 16)))
@@ -229,6 +233,10 @@ def test_a_task_goes_all_the_way(
 def test_a_task_that_is_not_trained_is_answered_by_a_model_for_another(
     kind_of_task: type[Task], kind: Kind, pretrained: Any, unchecked: None, tmp_path: Path
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+    from bert_core.predictor import Predictor
+    from tests import tiny
+
     name, options = kind_of_task.name, dict(kind.options)
     task = kind_of_task.from_rows(kind.rows, kind_of_task.options_of(options))
     parent = load_bundle(pretrained.folder / "pretrain" / "bundle")

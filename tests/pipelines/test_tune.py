@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError, CorpusError, RaybertError
 from bert_core.manifest import read_manifest
 from pipelines import evaluate, finetune, tune
@@ -23,12 +22,9 @@ from pipelines.finetune import FinetuneConfig
 from pipelines.training.selection import SelectionConfig
 from pipelines.training.sweep import SweepConfig
 from pipelines.tune import TuneConfig
-from tests import tiny
 from tests.processes import kill_tree, start_with_input
 from tests.waiting import wait_until
 from tracking.spool import read_run
-
-pytestmark = pytest.mark.ray
 
 GRID = {"lr": [1e-3, 1e-5], "epochs": [1.0, 2.0]}
 # By the one rate a loss stays where it begins, by the other it leaves for good.
@@ -170,6 +166,8 @@ def test_every_trial_is_a_run_below_that_of_the_sweep_and_the_best_is_registered
 def test_trials_in_this_process_come_to_the_same(
     swept: tuple[TuneConfig, list[Any]], tmp_path: Path
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+
     alone = replace(
         swept[0], output=str(tmp_path / "alone"), num_workers=0, held_out=None, name=None
     )
@@ -240,6 +238,8 @@ def test_held_out_rows_that_do_not_fit_are_refused_before_the_first_trial(
 
 def test_trials_read_the_names_of_classes_from_the_card(pretrained: Any, tmp_path: Path) -> None:
     """Also where one file of the data set has the training rows."""
+    from bert_core.bundle.format import load_bundle
+
     names = "[{name: label, dtype: {class_label: {names: [neg, pos]}}}]"
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "README.md").write_text(f"---\ndataset_info: {{features: {names}}}\n---\n")
@@ -370,6 +370,8 @@ def test_a_range_may_stand_in_a_file_and_on_the_command_line(tmp_path: Path) -> 
 def test_rows_that_change_during_a_sweep_end_it_before_trials_differ_in_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from tests import tiny
+
     rows = tmp_path / "rows.jsonl"
     row = '{"text": "the %s tree %d", "label": "%s"}\n'
     rows.write_text("".join(row % (word, n, word) for n in range(8) for word in ("sea", "blue")))

@@ -30,7 +30,6 @@ def test_a_fresh_process_with_two_workers_gives_the_same_bytes(
     assert len(digests(tmp_path / "vocab")) == 4
 
 
-@pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
 def test_one_worker_changes_nothing(prepared: Any, tmp_path: Path) -> None:
     vocab.run(replace(prepared.vocab(tmp_path / "vocab"), num_workers=1))

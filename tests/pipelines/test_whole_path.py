@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from bert_core.bundle.format import load_bundle
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import PairsConfig, PairsKind
 from bert_core.data.shards import ShardSet
 from bert_core.data.tokenizer import TokenizerKind
-from bert_core.predictor import Predictor
 from bert_core.train.config import LoopConfig
 from pipelines import finetune, prepare, pretrain, vocab
 
@@ -72,6 +68,12 @@ def inputs(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
 def test_a_family_goes_from_text_to_an_answer(
     small: Any, inputs: Inputs, tmp_path: Path, variant: str
 ) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from bert_core.bundle.format import load_bundle
+    from bert_core.predictor import Predictor
+
     kind, rows = PATHS[variant]
     words, shards = inputs(kind, rows)
     made = ShardSet.read(str(shards))

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from pipelines.answering.predictors import options_text, predictor_of
-from tests import tiny
 
 
 def test_options_may_be_tables_and_lists_and_in_any_order(tmp_path: Path) -> None:
+    from tests import tiny
+
     folder = tiny.bundle(tmp_path / "bundle", tiny.tokenizer())
     options = {"prompts": {"query": "the sea "}, "default_prompt": "query", "dimensions": [8]}
     predictor = predictor_of(folder, 1, "feature-extraction", options_text(options))

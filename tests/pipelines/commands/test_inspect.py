@@ -6,28 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import pipeline
 
 from bert_core.errors import ConfigError, InputError
-from bert_core.inspection import attention
-from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.objectives.nsp import NextSentencePrediction
-from bert_core.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
 from pipelines import cli
 from pipelines.commands.inspect import InspectConfig, look, run, write_page
-from tests import tiny
 
 TAUGHT = "the a old man sat by bank of river and took money to on right is turn answer"
 WORDS = TAUGHT.split()
-TOKENIZER = tiny.tokenizer([*WORDS, "."])
 LAYERS, HEADS = 3, 4
-CONFIG = tiny.encoder_config(
-    TOKENIZER.vocab_size,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=HEADS,
-    max_position_embeddings=160,
-)
 TEXT, PAIR = "The old man sat by the bank.", "The river is old."
 SENTENCES = ("A man took money.", "The old man sat on the river bank.", "Turn right.")
 USES = ("The bank of the river.", "A man took the money to the bank.")
@@ -43,8 +30,19 @@ EVERYTHING: dict[str, Any] = {
 
 
 def saved(path: Path, heads: bool = True, task: Any = None) -> Path:
+    from bert_core.objectives.mlm import MaskedLanguageModeling
+    from bert_core.objectives.nsp import NextSentencePrediction
+    from tests import tiny
+
+    tokenizer = tiny.tokenizer([*WORDS, "."])
+    config = tiny.encoder_config(
+        tokenizer.vocab_size,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=160,
+    )
     objectives = [MaskedLanguageModeling, NextSentencePrediction] if heads else []
-    return tiny.bundle(path, TOKENIZER, CONFIG, task=task, objectives=objectives)
+    return tiny.bundle(path, tokenizer, config, task=task, objectives=objectives)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +64,12 @@ def test_sections_are_those_that_were_asked_for(folder: Path) -> None:
 
 
 def test_weights_are_kept_to_thousandths(folder: Path) -> None:
+    from bert_core.inspection import attention
+    from bert_core.predictor import Predictor
+
     section = look(config_of(folder, text=TEXT, text_pair=PAIR))["attention"]
     predictor = Predictor(folder, device="cpu")
-    seen = attention(predictor.model, TOKENIZER, TEXT, PAIR)
+    seen = attention(predictor.model, predictor.bundle.tokenizer, TEXT, PAIR)
     size = len(seen.tokens)
     kept = np.array(section["weights"]).reshape(LAYERS, HEADS, size, size) / 1000
     np.testing.assert_allclose(kept, seen.weights, atol=5.01e-4)
@@ -76,6 +77,10 @@ def test_weights_are_kept_to_thousandths(folder: Path) -> None:
 
 
 def test_candidates_and_verdict_are_the_tasks_own(folder: Path) -> None:
+    from transformers import pipeline
+
+    from bert_core.predictor import Predictor
+
     found = look(config_of(folder, **EVERYTHING, top_k=3))
     peer: Any = pipeline("fill-mask", model=str(folder), device="cpu", top_k=3)
     for ours, theirs in zip(found["masks"]["masks"], peer(EVERYTHING["masked"]), strict=True):
@@ -91,6 +96,8 @@ def test_candidates_and_verdict_are_the_tasks_own(folder: Path) -> None:
 def test_sentences_are_sorted_by_the_vectors_that_the_model_makes(
     pooling: Any, tmp_path: Path
 ) -> None:
+    from bert_core.predictor import Predictor
+
     options = FeatureExtractionOptions(pooling=pooling)
     path = saved(tmp_path / "bundle", heads=False, task=FeatureExtraction(options=options))
     found = look(config_of(path, text=TEXT, sentences=SENTENCES))["nearest"]["sentences"]

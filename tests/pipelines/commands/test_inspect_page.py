@@ -1,14 +1,17 @@
 """The page of `raybert inspect` in a real browser: alone, without an error, on any screen."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser
 
 from pipelines.commands.inspect import write_page
-from tests import pages
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from tests import pages
 
 LAYERS, HEADS = 3, 4
 TEXT = "The </script><b>old</b> man & the bank."
@@ -61,8 +64,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_page_draws_every_head_alone_and_without_an_error(
-    width: int, scheme: pages.Scheme, page: Path, browser: Browser
+    width: int, scheme: "pages.Scheme", page: Path, browser: "Browser"
 ) -> None:
+    from tests import pages
+
     with pages.opened(browser, page, width=width, scheme=scheme) as it:
         assert it.page.locator(".grid canvas").count() == LAYERS * HEADS
         assert it.page.locator(".layers canvas").count() == LAYERS + 1
@@ -80,8 +85,10 @@ def test_the_page_draws_every_head_alone_and_without_an_error(
 
 
 def test_a_head_is_chosen_by_a_click_and_by_keys_and_its_weights_are_told(
-    page: Path, browser: Browser
+    page: Path, browser: "Browser"
 ) -> None:
+    from tests import pages
+
     with pages.opened(browser, page) as it:
         it.page.locator(".grid button").nth(6).click()
         assert it.page.locator("h3").first.inner_text() == "Layer 2, head 3"
@@ -102,7 +109,9 @@ def test_a_head_is_chosen_by_a_click_and_by_keys_and_its_weights_are_told(
         assert it.messages == []
 
 
-def test_the_page_is_within_reach_of_all(page: Path, browser: Browser) -> None:
+def test_the_page_is_within_reach_of_all(page: Path, browser: "Browser") -> None:
+    from tests import pages
+
     with pages.opened(browser, page) as it:
         for button in it.page.locator(".choice button").all():
             button.click()

@@ -66,7 +66,6 @@ for i in range({LINES}):
 """
 
 
-@pytest.mark.ray
 def test_a_broken_stream_goes_on_without_losing_or_repeating_a_line(
     head: Any, tmp_path: Path
 ) -> None:
@@ -89,7 +88,6 @@ def test_a_broken_stream_goes_on_without_losing_or_repeating_a_line(
     assert away == back >= 1
 
 
-@pytest.mark.ray
 def test_ctrl_c_leaves_the_job_running_and_says_what_to_do(head: Any, tmp_path: Path) -> None:
     name = "raybert-wait-0123456789ab"
     code = "import time; print('begun'); time.sleep(300)"
@@ -110,7 +108,6 @@ def test_ctrl_c_leaves_the_job_running_and_says_what_to_do(head: Any, tmp_path: 
     assert f"job {name} has already ended: stopped" in again.stdout
 
 
-@pytest.mark.ray
 def test_submitting_again_finds_the_job(head: Any, tmp_path: Path) -> None:
     (tmp_path / "vocab.toml").write_text("vocab_size = 100\n[corpus]\nheld_out_share = 0.1\n")
     text, output = tmp_path / "text.txt", tmp_path / "vocab"
@@ -178,7 +175,6 @@ def test_submitting_again_finds_the_job(head: Any, tmp_path: Path) -> None:
     assert f"{output} holds a finished `vocab`" in changed.stdout
 
 
-@pytest.mark.ray
 def test_a_stage_that_ray_job_submit_starts_keeps_its_log_too(head: Any, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(f"A sentence, {i}." for i in range(50)))
     start(head, "plain", "raybert", "vocab", f"--corpus.source={tmp_path}/text.txt",

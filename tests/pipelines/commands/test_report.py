@@ -5,13 +5,12 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from playwright.sync_api import Browser
 
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.manifest import Manifest, Output, read_manifest, write_manifest
@@ -22,12 +21,16 @@ from pipelines.commands.report import ReportConfig, run, write_report
 from pipelines.commands.report_runs import links, runs_of, with_ancestors
 from pipelines.evaluate import EvaluateConfig
 from pipelines.runtime.stage import Result, StageConfig, run_stage
-from tests import pages
 from tests.fault_proxy import fault_proxy, xml_error
 from tracking.goodput import Goodput
 from tracking.runs import DatasetInput, RunRecorder
 from tracking.server import connect
 from tracking.spool import read_run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from tests import pages
 
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
@@ -401,8 +404,10 @@ def test_what_mlflow_has_makes_the_same_page_as_the_folders(finetuned: Any, tmp_
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_it_is_read_alone_on_any_screen(
-    width: int, scheme: pages.Scheme, folders: list[str], tmp_path: Path, browser: Browser
+    width: int, scheme: "pages.Scheme", folders: list[str], tmp_path: Path, browser: "Browser"
 ) -> None:
+    from tests import pages
+
     page = tmp_path / "report.html"
     write_report(str(page), runs_of(folders, None), title="A run")
     with pages.opened(browser, page, width=width, scheme=scheme) as it:
@@ -417,8 +422,10 @@ def test_it_is_read_alone_on_any_screen(
 
 @pytest.mark.parametrize("several", [False, True])
 def test_it_is_within_reach_of_all(
-    several: bool, folders: list[str], tmp_path: Path, browser: Browser
+    several: bool, folders: list[str], tmp_path: Path, browser: "Browser"
 ) -> None:
+    from tests import pages
+
     page = tmp_path / "report.html"
     spent = Goodput(began_s=0.0, until_s=100.0, seconds={"computing": 60.0, "starting": 40.0})
     shown = [

@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[3]
 REFUSAL = "wanted a Ray cluster that requires a token"
 
 
-@pytest.mark.ray
 def test_without_the_token_the_cluster_is_closed(head: Any) -> None:
     stranger = {"RAY_AUTH_TOKEN": "", "HOME": "/nonexistent"}
     done = head.raybert("submit", "vocab", "--output", "/shared/vocab", **stranger)
@@ -29,7 +28,6 @@ def test_without_the_token_the_cluster_is_closed(head: Any) -> None:
     assert "could not reach or join it" in done.stderr
 
 
-@pytest.mark.ray
 def test_a_job_is_sent_to_a_cluster_without_a_token_only_where_that_is_allowed(
     open_head: Any, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import constants
-from matplotlib.image import imread
 
 from bert_core.cache import Cache
 from bert_core.data.documents import document_digest, document_fraction, split_sentences
@@ -251,6 +250,8 @@ def test_rows_and_masks_are_those_of_the_shards(made: Made) -> None:
 
 
 def test_pictures_stand_beside_the_card(made: Made) -> None:
+    from matplotlib.image import imread
+
     names = re.findall(r"!\[(\w+)\]\((\w+\.png)\)", made.text)
     assert names == [("lengths", "lengths.png"), ("documents", "documents.png")]
     for _, name in names:

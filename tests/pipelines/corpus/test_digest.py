@@ -116,7 +116,6 @@ def test_every_byte_is_read_once(many: CorpusConfig) -> None:
     assert size_bytes <= read < size_bytes + MEGABYTE
 
 
-@pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
 def test_workers_hash_what_is_more_than_a_second_takes(
     many: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

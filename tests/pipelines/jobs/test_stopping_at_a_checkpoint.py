@@ -14,15 +14,12 @@ import pytest
 from safetensors.numpy import load, load_file
 
 from bert_core import files
-from bert_core.train.checkpoint import LAST_FILE, latest_checkpoint
 from pipelines import pretrain
 from pipelines.pretrain import PretrainConfig
 from pipelines.training.records import CHECKPOINTS, STOPPING_FILE
 from tests import processes
 from tests.commands import raybert
 from tests.fault_proxy import Fault, Hold, fault_proxy, no_fault
-from tests.pipelines.jobs.test_survival import ROOT, WITHIN_S, run_of, words_of
-from tests.pipelines.test_on_a_bucket import open_to_all
 from tests.waiting import wait_until
 
 STEPS = 16
@@ -33,12 +30,16 @@ def in_open_bucket(
     prepared: Any, config: PretrainConfig, object_store: str, tmp_path: Path
 ) -> PretrainConfig:
     """The same in a bucket that is open to all, with a record of its own."""
+    from tests.pipelines.test_on_a_bucket import open_to_all
+
     open_to_all(object_store)
     moved: PretrainConfig = prepared.on_bucket(config, object_store)
     return replace(moved, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
 
 
 def command_of(config: PretrainConfig) -> list[str]:
+    from tests.pipelines.jobs.test_survival import words_of
+
     return [*words_of(config), "--tracking_uri", str(config.tracking_uri)]
 
 
@@ -50,12 +51,16 @@ def submitted(
     config: PretrainConfig, head: Any, address: str, says: Path
 ) -> "subprocess.Popen[bytes]":
     """A job whose bucket is at `address`, and whose output goes to the file `says`."""
+    from tests.pipelines.jobs.test_survival import ROOT
+
     command = raybert("submit", *command_of(config))
     return processes.start(command, says, env=head.environment | settings(address), cwd=ROOT)
 
 
 def stopping(head: Any, says: Path) -> "subprocess.Popen[str]":
     """`raybert jobs stop`, of the job that `says` tells of."""
+    from tests.pipelines.jobs.test_survival import ROOT
+
     [job_id] = set(re.findall(r"raybert-pretrain-[0-9a-f]{12}", says.read_text()))
     return subprocess.Popen(
         raybert("jobs", "stop", job_id),
@@ -70,7 +75,6 @@ def uploads(bucket: str) -> list[str]:
     return [each["Key"] for each in found.get("Uploads", [])]
 
 
-@pytest.mark.ray
 @pytest.mark.cluster
 @pytest.mark.timeout(900)
 def test_a_job_that_is_stopped_in_the_middle_of_a_checkpoint_goes_on_with_the_same_bits(
@@ -83,6 +87,9 @@ def test_a_job_that_is_stopped_in_the_middle_of_a_checkpoint_goes_on_with_the_sa
 ) -> None:
     """The store lets the checkpoint through as soon as the job is told to stop. Then it is stopped
     once more, and the store never does."""
+    from bert_core.train.checkpoint import LAST_FILE, latest_checkpoint
+    from tests.pipelines.jobs.test_survival import WITHIN_S, run_of
+
     # Of this size it is uploaded in parts.
     alone = replace(prepared.pretrain(tmp_path / "alone", steps=STEPS), variant="bert-mini")
     config = in_open_bucket(prepared, alone, object_store, tmp_path)
@@ -143,7 +150,6 @@ def test_a_job_that_is_stopped_in_the_middle_of_a_checkpoint_goes_on_with_the_sa
     assert [point.step for point in history] == list(range(1, STEPS + 1)), "each once, in order"
 
 
-@pytest.mark.ray
 @pytest.mark.cluster
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("fault", ["away", "silence"])
@@ -156,6 +162,9 @@ def test_a_job_that_is_stopped_while_its_bucket_is_away_says_so_and_mlflow_says_
     tmp_path: Path,
     recovered: Callable[[str, float, float], None],
 ) -> None:
+    from bert_core.train.checkpoint import latest_checkpoint
+    from tests.pipelines.jobs.test_survival import WITHIN_S, run_of
+
     alone = prepared.pretrain(tmp_path, steps=1000)
     config = in_open_bucket(prepared, alone, object_store, tmp_path)
     says = tmp_path / "says.txt"

@@ -1,10 +1,9 @@
 """The same work has the same id, and how a job ended is told by what Ray says of it."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from ray.job_submission import JobDetails
 
 from bert_core.errors import ConfigError
 from pipelines.jobs.packaging import code_files, digest_of
@@ -17,6 +16,9 @@ from pipelines.jobs.submission import (
     split_attempt,
     submission_of,
 )
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobDetails
 
 VOCAB = ["vocab", "--output", "/shared/vocab", "--vocab_size", "200"]
 
@@ -61,7 +63,9 @@ def test_what_a_stage_would_refuse_is_refused_before_anything_is_sent() -> None:
         id_of("vocab", "--output", "runs/x")
 
 
-def job(submission_id: str = "x", status: str = "FAILED", **changes: Any) -> JobDetails:
+def job(submission_id: str = "x", status: str = "FAILED", **changes: Any) -> "JobDetails":
+    from ray.job_submission import JobDetails
+
     return JobDetails(
         type="SUBMISSION", submission_id=submission_id, status=status, entrypoint="e", **changes
     )
@@ -91,7 +95,7 @@ def test_attempts_are_found_by_their_number() -> None:
         (job(error_type="RUNTIME_ENV_SETUP_FAILURE", message="no such package"), "failed"),
     ],
 )
-def test_the_ending_of_a_job_is_told_apart(known: JobDetails | None, ending: str) -> None:
+def test_the_ending_of_a_job_is_told_apart(known: "JobDetails | None", ending: str) -> None:
     assert ending_of(known) == ending
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import mlflow
 import numpy as np
 import psutil
 import pytest
@@ -28,6 +27,8 @@ from tests.commands import pretrain_arguments, raybert
 from tests.waiting import wait_for_words, wait_until
 
 if TYPE_CHECKING:
+    import mlflow
+
     from tests.mlflow_server import Server
     from tests.ray_clusters import Head
 
@@ -47,7 +48,9 @@ def words_of(config: PretrainConfig) -> list[str]:
     )  # fmt: skip
 
 
-def run_of(config: PretrainConfig) -> tuple[Any, mlflow.MlflowClient]:
+def run_of(config: PretrainConfig) -> "tuple[Any, mlflow.MlflowClient]":
+    import mlflow
+
     client = mlflow.MlflowClient(config.tracking_uri)
     experiments = [each.experiment_id for each in client.search_experiments()]
     [run] = client.search_runs(experiments, f"tags.output = '{config.output}'")
@@ -67,7 +70,6 @@ def wait_for_step(step: int, head: "Head", process: "subprocess.Popen[bytes]", s
     )  # fmt: skip
 
 
-@pytest.mark.ray
 @pytest.mark.drill
 @pytest.mark.timeout(1800)
 def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_left_alone(

@@ -147,7 +147,6 @@ def vocab_command(folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.ray
 @pytest.mark.parametrize("kind", ADDRESSES)
 def test_a_stage_refuses_a_cluster_that_asks_for_no_token(
     kind: str, open_head: Any, tmp_path: Path
@@ -163,7 +162,6 @@ def test_a_stage_refuses_a_cluster_that_asks_for_no_token(
     )
 
 
-@pytest.mark.ray
 def test_a_stage_joins_a_cluster_without_a_token_where_that_is_allowed(
     open_head: Any, tmp_path: Path
 ) -> None:
@@ -178,7 +176,6 @@ def test_a_stage_joins_a_cluster_without_a_token_where_that_is_allowed(
     assert (tmp_path / "vocab" / "manifest.json").is_file()
 
 
-@pytest.mark.ray
 def test_a_stage_joins_a_cluster_with_its_token(head: Any, tmp_path: Path) -> None:
     done = head.raybert(*vocab_command(tmp_path), "--address", "auto")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -200,7 +197,6 @@ print("timeout of storage:", ray.get(work.remote()))
 """
 
 
-@pytest.mark.ray
 @pytest.mark.parametrize("which", ["head", "open_head"])
 def test_a_driver_joins_through_rays_client(which: str, head: Any, open_head: Any) -> None:
     joined = {"head": head, "open_head": open_head}[which]
@@ -214,7 +210,6 @@ def test_a_driver_joins_through_rays_client(which: str, head: Any, open_head: An
     assert (DANGER in done.stdout) == (which == "open_head")
 
 
-@pytest.mark.ray
 def test_what_rays_client_cannot_run_says_so(head: Any, tmp_path: Path) -> None:
     done = head.raybert(*vocab_command(tmp_path), "--address", head.addresses["ray://"])
     assert done.returncode == 2, done.stderr

@@ -4,22 +4,26 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import ray
-from ray.cluster_utils import Cluster
 
 from pipelines.runtime import cluster, distribute
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.stage import StageConfig
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
 
 ITEMS = 6
 DONE, NODE = ".done", ".node"
 
 
 @pytest.fixture
-def nodes() -> Iterator[Cluster]:
+def nodes() -> "Iterator[Cluster]":
     """A head without room for work, and two nodes with room for one worker each."""
+    from ray.cluster_utils import Cluster
+
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     for _ in range(2):
         made.add_node(num_cpus=1)
@@ -36,6 +40,8 @@ class Write:
         self.folder = folder
 
     def __call__(self, number: int) -> int:
+        import ray
+
         node = self.folder / f"{number}{NODE}"
         if number == 1 and not node.exists():
             node.write_text(ray.get_runtime_context().get_node_id())
@@ -49,7 +55,7 @@ class Write:
 @pytest.mark.ray
 @pytest.mark.cluster  # in a process with other clusters, Ray once ended an actor before it ran
 def test_items_of_a_lost_node_go_to_the_others_if_none_has_room_for_its_worker(
-    nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+    nodes: "Cluster", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(distribute, "GONE_AFTER_S", 2.0)
     config = StageConfig(

@@ -65,7 +65,6 @@ def test_nothing_is_left_where_the_input_is_wrong(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.ray
 def test_too_few_cpus_are_found_before_the_input_is_read(head: Any, tmp_path: Path) -> None:
     done = head.raybert(*vocab(tmp_path, "--num_workers", "3", "--address", "auto"))
     assert done.returncode == 1, done.stderr
@@ -75,7 +74,6 @@ def test_too_few_cpus_are_found_before_the_input_is_read(head: Any, tmp_path: Pa
     )
 
 
-@pytest.mark.ray
 def test_a_wrong_token_is_found_before_the_input_is_read(head: Any, tmp_path: Path) -> None:
     address = head.addresses["host:port"]
     command = vocab(tmp_path, "--num_workers", "1", "--address", address)
@@ -95,7 +93,6 @@ cli.main(sys.argv[1:])
 """
 
 
-@pytest.mark.ray
 @pytest.mark.parametrize("kind", ["host:port", "ray://"])
 def test_another_version_of_ray_is_told(kind: str, head: Any, tmp_path: Path) -> None:
     command = vocab(tmp_path, "--num_workers", "1", "--address", head.addresses[kind])
@@ -162,7 +159,6 @@ def blind_node(head: Any, tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.ray
 @pytest.mark.drill
 def test_a_stage_that_is_told_to_wait_goes_on_when_the_cluster_has_room(
     head: Any, tmp_path: Path
@@ -183,7 +179,6 @@ def test_a_stage_that_is_told_to_wait_goes_on_when_the_cluster_has_room(
     assert "absent.txt: wanted a file" in told, Path(tmp_path, "log").read_text()
 
 
-@pytest.mark.ray
 @pytest.mark.drill
 def test_an_output_that_not_all_nodes_see_and_too_few_gpus_are_told(
     head: Any, blind_node: Path, tmp_path: Path

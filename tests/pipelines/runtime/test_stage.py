@@ -6,11 +6,9 @@ import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import mlflow
 import pytest
-from mlflow.entities import Run
 
 from bert_core import files
 from bert_core.errors import ConfigError, CorpusError, ResourceError
@@ -35,6 +33,9 @@ from pipelines.runtime.stage import (
 )
 from tests.pipelines.runtime.test_lease import taken_over
 from tracking.runs import DatasetInput, RunRecorder
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,10 +208,12 @@ def test_a_killed_run_goes_on_in_its_folder_and_one_of_other_settings_starts_ove
 
 
 def test_a_failed_run_says_why_until_it_goes_on(config: CopyConfig) -> None:
+    import mlflow
+
     def failing(digest: str) -> Result:
         raise CorpusError("a.csv: wanted a column")
 
-    def recorded() -> Run:
+    def recorded() -> "Run":
         run_id = read_json(f"{config.output}/mlflow_run.json")["run_id"]
         return mlflow.MlflowClient(config.tracking_uri).get_run(run_id)
 
@@ -229,6 +232,8 @@ def test_a_failed_run_says_why_until_it_goes_on(config: CopyConfig) -> None:
 def test_a_stage_killed_after_its_manifest_has_its_run_ended_by_the_next_start(
     tmp_path: Path,
 ) -> None:
+    import mlflow
+
     config = StageConfig(
         output=str(tmp_path / "out"), tracking_uri=f"sqlite:///{tmp_path}/mlflow.db"
     )
@@ -247,7 +252,7 @@ def test_a_stage_killed_after_its_manifest_has_its_run_ended_by_the_next_start(
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     client = mlflow.MlflowClient(str(config.tracking_uri))
 
-    def the_run() -> Run:
+    def the_run() -> "Run":
         experiment = client.get_experiment_by_name(config.experiment)
         assert experiment is not None
         (run,) = client.search_runs([experiment.experiment_id])
@@ -263,6 +268,8 @@ def test_a_run_in_a_bucket_goes_on_on_another_host(
     config: CopyConfig, object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With nothing but the bucket: the same MLflow run, and its record from the first point on."""
+    import mlflow
+
     there = replace(config, output=f"{object_store}/out")
     source = [DatasetInput("source", "d1", "a")]
 

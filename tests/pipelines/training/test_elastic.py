@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from ray.cluster_utils import Cluster
 
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from pipelines import pretrain
@@ -24,6 +23,9 @@ from pipelines.training.records import read_records
 from tests.commands import raybert
 from tests.processes import start_with_input
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
@@ -46,15 +48,17 @@ wait = partial(wait_until, timeout_s=150, every_s=0.05)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> "Iterator[Cluster]":
     """A head that has room for one worker."""
+    from ray.cluster_utils import Cluster
+
     head = {"num_cpus": 1, "_system_config": CHECKS_OF_NODES}
     made = Cluster(initialize_head=True, head_node_args=head)
     yield made
     made.shutdown()
 
 
-def config_of(prepared: Any, folder: Path, cluster: Cluster) -> PretrainConfig:
+def config_of(prepared: Any, folder: Path, cluster: "Cluster") -> PretrainConfig:
     """Steps without an end, so that nodes may come and go; no dropout, which is drawn by rank."""
     return replace(
         prepared.pretrain(folder),
@@ -95,7 +99,7 @@ def losses(folder: Path) -> np.ndarray:
 def test_workers_follow_the_nodes_and_losses_stay(
     prepared: Any,
     tmp_path: Path,
-    cluster: Cluster,
+    cluster: "Cluster",
     recovered: Callable[[str, float, float], None],
 ) -> None:
     """Two nodes: one is taken with notice, which leads to a checkpoint; another comes, and is
@@ -141,7 +145,7 @@ def out_of_turn(folder: Path) -> int | None:
 def test_a_lost_node_is_replaced_by_another(
     prepared: Any,
     tmp_path: Path,
-    cluster: Cluster,
+    cluster: "Cluster",
     recovered: Callable[[str, float, float], None],
 ) -> None:
     """Of a fixed number of workers."""

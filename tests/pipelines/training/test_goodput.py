@@ -11,14 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError
-from bert_core.train.checkpoint import latest_checkpoint
 from pipelines import finetune, pretrain
 from pipelines.pretrain import PretrainConfig
 from pipelines.runtime.stage import determining_fields
@@ -29,8 +26,6 @@ from tests.processes import start_with_input
 from tracking import goodput
 from tracking import metric_names as names
 from tracking.goodput import Goodput
-
-pytestmark = pytest.mark.ray
 
 STEPS = 12
 RUN = """
@@ -66,6 +61,10 @@ def assert_adds_up(spent: Goodput, began_s: float, ended_s: float) -> None:
 
 
 def test_a_run_says_where_its_time_went_and_what_it_cost(prepared: Any, tmp_path: Path) -> None:
+    import mlflow
+
+    from bert_core.bundle.format import load_bundle
+
     config = replace(
         prepared.pretrain(tmp_path / "out", steps=STEPS),
         evaluate_every_steps=6,
@@ -106,6 +105,8 @@ def test_a_run_says_where_its_time_went_and_what_it_cost(prepared: Any, tmp_path
 def test_a_driver_that_is_killed_and_started_again_counts_every_step_once(
     prepared: Any, tmp_path: Path
 ) -> None:
+    from bert_core.train.checkpoint import latest_checkpoint
+
     alone = prepared.pretrain(tmp_path / "alone", steps=32)
     pretrain.run(alone)
     hurt = replace(alone, output=str(tmp_path / "hurt"), report_every_s=0.0, usd_per_hour=7.0)
@@ -190,6 +191,8 @@ def kill_between_checkpoints(
     process: "subprocess.Popen[bytes]", folder: Path, furthest: int
 ) -> None:
     """Kill a run that has done that many steps, some of them since its last checkpoint."""
+    from bert_core.train.checkpoint import latest_checkpoint
+
     deadline = time.monotonic() + 150
     while True:
         assert process.poll() is None, "the run ended before it was killed"

@@ -3,7 +3,6 @@
 import tracemalloc
 
 import pytest
-import torch
 
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError
@@ -11,15 +10,12 @@ from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification
 from pipelines.finetune import FinetuneConfig
-from pipelines.training.labelled_batches import LabelledRank
 from pipelines.training.labelled_sets import (
     LabelledSet,
     few_per_class,
     shown_rows,
     trainable_task,
 )
-from pipelines.training.worker import RankPlace
-from tests import tiny
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -42,6 +38,8 @@ def test_an_unknown_task_is_refused_with_those_that_are_trained() -> None:
 
 
 def test_rows_that_are_shown_were_not_trained_on_and_are_read_whole() -> None:
+    from tests import tiny
+
     task = TextClassification(["a", "b"])
 
     def encoded(*texts: str) -> LabelledSet:
@@ -74,6 +72,12 @@ def test_few_rows_of_a_class_are_drawn_for_every_label_however_long() -> None:
 
 def test_groups_are_measured_by_any_number_of_workers() -> None:
     """A batch has a group for each, and the same groups for all numbers."""
+    import torch
+
+    from pipelines.training.labelled_batches import LabelledRank
+    from pipelines.training.worker import RankPlace
+    from tests import tiny
+
     options = FeatureExtraction.options(loss="contrastive", group_size=100)
     task = FeatureExtraction(options=options)
     rows = [{"text": "the sea", "text_pair": "a tree"} for _ in range(520)]

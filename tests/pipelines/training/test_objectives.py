@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
-from transformers import AutoModelForMaskedLM
 
 from benchmarks.recipes import RECIPES, Recipe, stage
-from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.model.variants import VARIANTS
-from bert_core.objectives.catalog import PRETRAINING
 from pipelines import prepare, pretrain, vocab
 from pipelines.configure import parse
 from pipelines.pretrain import PretrainConfig
@@ -49,6 +46,8 @@ def later_spans(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_every_objective_says_what_its_rows_need() -> None:
+    from bert_core.objectives.catalog import PRETRAINING
+
     assert NEEDS.keys() == PRETRAINING.keys()
 
 
@@ -57,6 +56,8 @@ def test_every_objective_says_what_its_rows_need() -> None:
 def test_words_of_spans_are_learned_by_what_stands_beside_them(
     prepared: Any, tmp_path: Path, rows: str, request: pytest.FixtureRequest
 ) -> None:
+    from transformers import AutoModelForMaskedLM
+
     config = replace(
         prepared.pretrain(tmp_path / "out"),
         shards=request.getfixturevalue(rows),
@@ -127,6 +128,8 @@ def going_on(pretrained: Any, output: Path) -> PretrainConfig:
 
 @pytest.mark.drill
 def test_training_goes_on_from_where_a_bundle_ended(pretrained: Any, tmp_path: Path) -> None:
+    from bert_core.bundle.format import load_bundle
+
     config = going_on(pretrained, tmp_path / "out")
     done = pretrain.run(config)
     parent = load_bundle(str(config.model))
@@ -229,6 +232,8 @@ def articles(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_recipe_made_small_learns_on_real_text(
     recipe: Recipe, articles: Path, tmp_path: Path
 ) -> None:
+    from bert_core.bundle.format import load_bundle
+
     size = ["--vocab_size", "2000", "--corpus.source", str(articles), "--num_workers", "0"]
     stage("vocab", recipe.vocab, tmp_path / "vocab", *size)
     done = rows_and_training(recipe, tmp_path, articles, tmp_path / "vocab")

@@ -7,11 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 
 from bert_core import files
-from bert_core.train.checkpoint import LAST_FILE, latest_checkpoint
 from pipelines.training.driver import write_last_checkpoint
 from pipelines.training.records import STOPPING_FILE
 from tests.commands import pretrain_arguments, raybert
@@ -30,6 +28,9 @@ def test_a_run_that_is_told_to_end_while_it_writes_a_checkpoint_writes_one_more(
     """The one that it is writing is of earlier weights. The store lets its first part through when
     the run has been told."""
     import boto3
+    import mlflow
+
+    from bert_core.train.checkpoint import LAST_FILE, latest_checkpoint
 
     output, tracking_uri = f"{object_store}/out", f"sqlite:///{tmp_path}/mlflow.db"
     # Of this size a checkpoint is uploaded in parts.
@@ -87,6 +88,8 @@ def test_a_last_checkpoint_that_cannot_be_asked_for_is_told(
 def test_a_run_that_is_told_to_end_while_its_bucket_is_silent_is_killed_in_mlflow(
     prepared: Any, object_store: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
+    import mlflow
+
     tracking_uri, says = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "log"
     config = replace(prepared.pretrain(tmp_path, STEPS), output=f"{object_store}/out")
     options = ("--num_workers", "0", "--tracking_uri", tracking_uri)

@@ -5,25 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from ray.train import TrainingFailedError
-from torch import nn
 
 from bert_core import files
 from bert_core.errors import ResourceError
-from bert_core.train.checkpoint import CheckpointWriter
 from bert_core.train.config import LoopConfig, OptimizerConfig
-from bert_core.train.loop import DivergedError
-from bert_core.train.optim import build_optimizer
+from pipelines.runtime.cluster import users_mistake
 from pipelines.runtime.description import STARTED
-from pipelines.training import worker
 from pipelines.training.config import TrainingConfig
 from pipelines.training.driver import fit
 from pipelines.training.records import Report
-from pipelines.training.worker import check_agreement, check_storage, explained
 
 
 def test_where_memory_runs_out_the_dials_are_named(tmp_path: Path) -> None:
+    import torch
+
+    from pipelines.training.worker import explained
+
     message = r"wanted more memory than there is .*: lower micro_batch_tokens, .*activation_check"
     with pytest.raises(ResourceError, match=message), explained(str(tmp_path)):
         torch.empty(1 << 50)
@@ -35,6 +32,13 @@ def test_where_memory_runs_out_the_dials_are_named(tmp_path: Path) -> None:
 
 
 def test_what_diverged_can_be_taken_up_from_its_last_checkpoint(tmp_path: Path) -> None:
+    from torch import nn
+
+    from bert_core.train.checkpoint import CheckpointWriter
+    from bert_core.train.loop import DivergedError
+    from bert_core.train.optim import build_optimizer
+    from pipelines.training.worker import explained
+
     with (
         pytest.raises(DivergedError, match="up; there is no checkpoint yet"),
         explained(str(tmp_path)),
@@ -52,6 +56,8 @@ def test_what_diverged_can_be_taken_up_from_its_last_checkpoint(tmp_path: Path) 
 def test_storage_that_is_not_shared_or_not_writable_is_found_before_the_first_step(
     tmp_path: Path,
 ) -> None:
+    from pipelines.training.worker import check_storage
+
     output = str(tmp_path / "out")
     with pytest.raises(
         ResourceError, match=r"out: wanted a place that all nodes share, .* does not"
@@ -69,39 +75,47 @@ def test_storage_that_is_not_shared_or_not_writable_is_found_before_the_first_st
 def test_a_rank_that_finds_another_checkpoint_than_rank_0_does_not_train(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from pipelines.training import worker
+    from pipelines.training.worker import check_agreement
+
     check_agreement("here", 40)
     monkeypatch.setattr(worker, "from_rank_0", lambda step: 80.0)
     with pytest.raises(ResourceError, match=r"here: wanted the checkpoint after step 80, .* 40 as"):
         check_agreement("here", 40)
 
 
-@pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize(
-    ("kind", "attempts"), [(ResourceError, 1), (OSError, 2)], ids=["the user's", "another"]
-)
-def test_a_users_mistake_on_any_rank_ends_training_at_once_and_another_error_is_retried(
-    kind: type[Exception], attempts: int, small: Any, tmp_path: Path
+def test_an_error_on_any_rank_is_retried_but_a_users_mistake_ends_training_at_once(
+    small: Any, tmp_path: Path
 ) -> None:
     """While the other rank waits for the one that fails."""
-    config = replace(small.pretrain(tmp_path / "out"), num_workers=2, max_failures=1)
+    config = replace(small.pretrain(tmp_path / "out"), num_workers=2, max_failures=2)
     message = "/data: wanted a folder, got nothing: mount it\non every node"
+    attempts = tmp_path / "attempts"
 
     def worker(config: TrainingConfig, digest: str, report: Report) -> None:
         from torch import distributed
 
         if distributed.get_rank() == 1:
-            with open(Path(config.output) / "attempts", "a") as file:
+            is_first = not attempts.exists()
+            with attempts.open("a") as file:
                 file.write("tried\n")
-            raise kind(message)
+            raise OSError("a cable") if is_first else ResourceError(message)
         distributed.barrier()
 
     files.write_json(files.join(config.output, STARTED), {})
-    with pytest.raises((kind, TrainingFailedError)) as error:
+    with pytest.raises(ResourceError) as error:
         fit(worker, config, "digest", LoopConfig(max_steps=1), "a mistake")
-    assert (tmp_path / "out" / "attempts").read_text().count("tried") == attempts
-    if kind is ResourceError:
-        assert type(error.value) is ResourceError
-        assert str(error.value) == message
-    else:
-        assert message in str(error.value)
+    assert attempts.read_text().count("tried") == 2
+    assert type(error.value) is ResourceError
+    assert str(error.value) == message
+
+
+def test_what_is_no_users_mistake_ends_training_as_rays_own_error() -> None:
+    from ray.train import WorkerGroupError
+
+    cable, full = OSError("a cable"), ResourceError("the disk is full")
+    assert users_mistake(WorkerGroupError("failed", {1: cable})) is None
+    mistake = WorkerGroupError("failed", {1: cable})
+    mistake.__cause__ = full
+    assert str(users_mistake(mistake)) == str(full)
