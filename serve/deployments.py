@@ -24,6 +24,7 @@ from serve import api, metrics
 from serve.auth import Keys
 from serve.comparison import Pairing, Tally
 from serve.errors import NotReadyError, OverloadedError
+from serve.haproxy_launcher import WITHOUT_REPLICA_S
 from serve.limits import Limits
 from serve.observing import Recorder
 from serve.plan import ACCESS, LIMITS
@@ -41,8 +42,6 @@ TASKS_TTL_S = 10.0
 """How long the front relies on what a model has said it can do, if it answers."""
 CARD_TIMEOUT_S = 2.0
 """How long the front waits for that if it knows what the model could do before."""
-PATIENCE_S = 30.0
-"""How long a request waits for a process of its model; there is none while it is reconfigured."""
 REPORT_EVERY_S = 5.0
 """How often a replica passes on how its candidate compares."""
 
@@ -271,7 +270,7 @@ class RemoteModel(ServedModel):
         try:
             sent = response._replica_result_future
             sent = sent if asyncio.isfuture(sent) else asyncio.wrap_future(sent)
-            while not (await asyncio.wait([sent], timeout=PATIENCE_S))[0]:
+            while not (await asyncio.wait([sent], timeout=WITHOUT_REPLICA_S))[0]:
                 # Or else it is in a process that is being stopped.
                 if self._is_down() and self._waits(response):
                     response.cancel()

@@ -43,7 +43,9 @@ RETRY_AFTER_S = 2
 SILENT_S = 6
 """How long the host of a replica may acknowledge nothing, neither a request nor, while a replica
 computes, that it is there."""
-WITHOUT_REPLICA_S = 30
+PATIENCE = "RAYBERT_REPLICA_PATIENCE_S"
+"""Environment variable with `WITHOUT_REPLICA_S`, a whole number."""
+WITHOUT_REPLICA_S = int(os.environ.get(PATIENCE, "30"))
 """How long a request waits for a model of which no replica is there."""
 ERRORS = "raybert"
 """Name of the section with our error responses."""

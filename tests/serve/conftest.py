@@ -1,31 +1,20 @@
-"""A tiny bundle for the server's tests: real formats and code, weights drawn at random."""
+"""Tiny bundles for the server's tests: real formats and code, weights drawn at random; and the live
+servers that tests share."""
 
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from jaxtyping import config as checks
 
-from bert_core.bundle.format import load_bundle, save_bundle
-from bert_core.bundle.layout import GRAPHS
-from bert_core.cache import FOLDER
-from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.vocabulary import train_vocabulary
-from bert_core.export import export_graph
-from bert_core.predictor import Predictor
-from bert_core.tasks.base import Task
-from bert_core.tasks.catalog import TASKS
-from bert_core.tasks.minimal_pairs import MinimalPairs
-from bert_core.tasks.sparse_embedding import SparseEmbedding
-from bert_core.tasks.text_classification import TextClassification
-from tests import tiny
 from tests.serve import live
-from tests.serve.server import Server, kill, running_together
-from tracking.ports import free_ports
-from tracking.registry import publish
-from tracking.server import connect
+from tests.serve.live import Server
+
+if TYPE_CHECKING:
+    from tests.serve.faults import Mortal
 
 TEXTS = [
     "Return the sorted values of an array along an axis.",
@@ -38,6 +27,8 @@ TEXTS = [
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Downloads, and what servers remember, in a folder of the tests."""
+    from bert_core.cache import FOLDER
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER, str(tmp_path_factory.mktemp("cache")))
         yield
@@ -45,6 +36,11 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from bert_core.data.tokenizer import Tokenizer
+    from bert_core.data.vocabulary import train_vocabulary
+    from bert_core.tasks.text_classification import TextClassification
+    from tests import tiny
+
     tokenizer = Tokenizer.from_vocabulary(
         train_vocabulary(TEXTS, vocab_size=200, lowercase=True, min_frequency=1), lowercase=True
     )
@@ -71,6 +67,14 @@ LABELS = {
 @pytest.fixture(scope="session")
 def bundles(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A bundle per task, all with the same tokenizer."""
+    from bert_core.bundle.format import load_bundle
+    from bert_core.tasks.base import Task
+    from bert_core.tasks.catalog import TASKS
+    from bert_core.tasks.minimal_pairs import MinimalPairs
+    from bert_core.tasks.sparse_embedding import SparseEmbedding
+    from bert_core.tasks.text_classification import TextClassification
+    from tests import tiny
+
     loaded, folder = load_bundle(bundle), tmp_path_factory.mktemp("bundles")
     tasks: dict[str, Task] = {
         name: task(LABELS.get(name, [])) for name, task in TASKS.items() if task.trainable
@@ -92,6 +96,17 @@ def front(bundles: dict[str, Path]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def apart(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A live server of two models, each in a process of its own behind a front: `docs`, and
+    `other`, which is slow. Nothing is changed from how users start it."""
+    config = (
+        f'[models]\ndocs = "{bundle}"\n[models.other]\nmodel = "{bundle}"\nmax_batch_tokens = 64\n'
+    )
+    with live.running_alone(tmp_path_factory.mktemp("apart"), config=config) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def together(
     bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
@@ -100,7 +115,8 @@ def together(
     A pass has one text, so that answers are the same to the last bit, whoever else asks.
     """
     options = ("--max_batch_tokens", "8", "--limits.body_timeout_s", "10")
-    with running_together(bundles, tmp_path_factory.mktemp("together"), *options) as server:
+    folder = tmp_path_factory.mktemp("together")
+    with live.running_together(bundles, folder, *options) as server:
         yield server
 
 
@@ -125,6 +141,8 @@ class Separate:
 
     def point(self, name: str, version: str) -> None:
         """Move the alias of a model of `FOLLOWING`."""
+        from tracking.server import connect
+
         connect(self.tracking_uri).set_registered_model_alias(name, "champion", version)
 
 
@@ -133,6 +151,11 @@ def separate(
     bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Separate]:
     """For tests that leave its processes as they were."""
+    from bert_core.bundle.format import load_bundle
+    from tests import tiny
+    from tracking.registry import publish
+    from tracking.server import connect
+
     folder = tmp_path_factory.mktemp("separate")
     versions = {name: {"1": bundle} for name, bundle in bundles.items()}
     uri = f"sqlite:///{folder}/mlflow.db"
@@ -146,24 +169,70 @@ def separate(
             example = list(loaded.task.examples)
             publish(bundle, name=name, uri=uri, metrics={}, input_example=example)
         connect(uri).set_registered_model_alias(name, "champion", "1")
-    (port,) = free_ports(1)
     models = [
         f"{name}={f'models:/{name}@champion' if name in FOLLOWING else bundle}"
         for name, bundle in bundles.items()
     ]
-    command = ["pipelines.cli", "serve", "--models", *models, "--port", str(port)]
-    command += ["--num_cpus", "0.1", "--follow_s", "1", "--tracking_uri", uri]
-    server = Server.start(command, port, folder)
-    try:
-        server.wait_until_ready(say="curl")
+    options = ("--num_cpus", "0.1", "--follow_s", "1", "--tracking_uri", uri)
+    with live.running_alone(folder, "--models", *models, *options) as server:
         yield Separate(server, versions, uri)
+
+
+@pytest.fixture(scope="session")
+def versions(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Bundles by their versions: 1, 2 and 4 are sound and give other answers, 3 fails late."""
+    from tests.serve import faults
+
+    return faults.versions_of(bundle, tmp_path_factory.mktemp("versions"))
+
+
+@pytest.fixture(scope="session")
+def mortal_server(
+    bundle: Path, versions: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> "Iterator[Mortal]":
+    """The live server whose processes, registry and disk tests take away. The disk of its downloads
+    is a small one, where this process may mount one."""
+    from tests.mlflow_server import Server as Registry
+    from tests.serve import faults
+    from tracking.ports import free_ports
+    from tracking.registry import publish
+
+    cache = tmp_path_factory.mktemp("cache")
+    command = ["mount", "-t", "tmpfs", "-o", f"size={faults.DISK_BYTES}", "tmpfs", str(cache)]
+    is_mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    registry = Registry(tmp_path_factory.mktemp("registry"))
+    folder, (port,) = tmp_path_factory.mktemp("mortal"), free_ports(1)
+    alone, wide = (tmp_path_factory.mktemp(name) / "bundle" for name in (faults.ALONE, faults.WIDE))
+    bundles = {
+        faults.ALONE: faults.another(bundle, alone),
+        faults.WIDE: faults.wide_bundle(bundle, wide),
+    }
+    mortal = faults.Mortal(registry, cache, folder, port, bundles)
+    try:
+        registry.start()
+        for version in versions.values():
+            publish(
+                version, name=faults.DOCS, uri=registry.uri, metrics={}, input_example=faults.SHORT
+            )
+        mortal.start()
+        yield mortal
     finally:
-        kill(server)
+        mortal.stop()
+        registry.stop()
+        if is_mounted:
+            subprocess.run(["umount", "--lazy", str(cache)], check=True)
 
 
 @pytest.fixture(scope="session")
 def exported(bundle: Path) -> Path:
     """The same with an ONNX graph."""
+    from jaxtyping import config as checks
+
+    from bert_core.bundle.format import save_bundle
+    from bert_core.bundle.layout import GRAPHS
+    from bert_core.export import export_graph
+    from bert_core.predictor import Predictor
+
     predictor, folder = Predictor(bundle, device="cpu"), bundle.parent / "exported"
     checks.update("jaxtyping_disable", True)  # sizes are symbols while it is traced
     try:

@@ -15,11 +15,11 @@ import pytest
 from serve.haproxy_launcher import SLOW_REQUEST_S
 from serve.limits import Limits
 from tests.serve import odd_requests
+from tests.serve.live import Server
 from tests.serve.odd_requests import Sent, good_requests
-from tests.serve.server import Server
 from tests.serve.wire import Reply, Wire, in_chunks, request, wires
 
-pytestmark = [pytest.mark.ray, pytest.mark.drill]
+pytestmark = pytest.mark.guard
 
 SEED = 20261125
 CONNECTIONS = 8
@@ -190,10 +190,22 @@ TYPED = HEAD + b"Content-Type: application/json\r\n"
 BODY = b'{"inputs": "Open a socket."}'
 
 
-def test_slow_and_short_requests_hold_up_nobody_and_are_cut_off(
+def test_requests_that_do_not_come_to_an_end_hold_up_nobody_and_are_cut_off(
     together: Server, answers: dict[bytes, bytes]
 ) -> None:
-    slow = [TYPED + b"Content-Length: 500\r\n\r\n" + b'{"inputs": "', HEAD + b"X-A: "] * 300
+    """Two that come byte by byte, some that are shorter than they say, and hundreds that stop in
+    the middle of a long body."""
+
+    async def scenario() -> None:
+        await asyncio.gather(
+            slow_and_short(together.port, answers), stopped(together.port, answers)
+        )
+
+    asyncio.run(scenario())
+
+
+async def slow_and_short(port: int, answers: Mapping[bytes, bytes]) -> None:
+    slow = [TYPED + b"Content-Length: 500\r\n\r\n" + b'{"inputs": "', HEAD + b"X-A: "]
 
     async def drip(wire: Wire, beginning: bytes) -> bytes:
         await wire.send(beginning)
@@ -204,56 +216,47 @@ def test_slow_and_short_requests_hold_up_nobody_and_are_cut_off(
                 await wire.send(b"a")
         return await cut_off
 
-    async def scenario() -> None:
-        async with (
-            wires(together.port, len(slow)) as opened,
-            wires(together.port, 3) as (quick, short, ended),
-        ):
-            for wire in (short, ended):  # their bodies are shorter than they say
-                await wire.send(TYPED + b"Content-Length: 500\r\n\r\n" + BODY)
-            ended.end()  # no more will come
-            began_s = time.monotonic()
-            dripping = [
-                asyncio.create_task(drip(wire, beginning))
-                for wire, beginning in zip(opened, slow, strict=True)
-            ]
-            while time.monotonic() < began_s + SLOW_REQUEST_S - AT_ONCE_S:
-                assert not any(each.done() for each in dripping)
-                for good, wanted in answers.items():
-                    async with asyncio.timeout(AT_ONCE_S):
-                        assert await is_answered(quick, good, wanted)
-            ends = await asyncio.gather(*dripping)
-            assert (await short.until_closed()).startswith(b"HTTP/1.1 408 ")
-            assert await ended.until_closed() == b""
-            assert time.monotonic() < began_s + 2 * SLOW_REQUEST_S
-        for beginning, end in zip(slow, ends, strict=True):
-            assert end.startswith(b"HTTP/1.1 408 ")
-            if b"Content-Length" in beginning:  # of headers alone HAProxy says so in HTML
-                body = end.partition(b"\r\n\r\n")[2]
-                assert json.loads(body)["error_type"] == "request_timeout"
-
-    asyncio.run(scenario())
-
-
-def test_hundreds_that_stop_in_the_middle_of_a_long_body_hold_up_nobody(
-    together: Server, answers: dict[bytes, bytes]
-) -> None:
-    """HAProxy passes on a body of more than 16 kB before it has all of it."""
-    beginning = TYPED + b"Content-Length: 50000\r\n\r\n" + b'{"inputs": "' + b"a" * 20_000
-
-    async def scenario() -> None:
-        async with wires(together.port, 300) as opened, wires(together.port, 1) as (quick,):
-            for wire in opened:
-                await wire.send(beginning)
-            replies = [asyncio.create_task(wire.reply()) for wire in opened]
+    async with (
+        wires(port, len(slow)) as opened,
+        wires(port, 3) as (quick, short, ended),
+    ):
+        for wire in (short, ended):  # their bodies are shorter than they say
+            await wire.send(TYPED + b"Content-Length: 500\r\n\r\n" + BODY)
+        ended.end()  # no more will come
+        began_s = time.monotonic()
+        dripping = [
+            asyncio.create_task(drip(wire, beginning))
+            for wire, beginning in zip(opened, slow, strict=True)
+        ]
+        while time.monotonic() < began_s + SLOW_REQUEST_S - AT_ONCE_S:
+            assert not any(each.done() for each in dripping)
             for good, wanted in answers.items():
                 async with asyncio.timeout(AT_ONCE_S):
                     assert await is_answered(quick, good, wanted)
-            kept = Limits().max_receiving
-            assert sum(not each.done() for each in replies) <= kept
-            assert {(await reply).status for reply in replies} == {408}
+        ends = await asyncio.gather(*dripping)
+        assert (await short.until_closed()).startswith(b"HTTP/1.1 408 ")
+        assert await ended.until_closed() == b""
+        assert time.monotonic() < began_s + 2 * SLOW_REQUEST_S
+    for beginning, end in zip(slow, ends, strict=True):
+        assert end.startswith(b"HTTP/1.1 408 ")
+        if b"Content-Length" in beginning:  # of headers alone HAProxy says so in HTML
+            body = end.partition(b"\r\n\r\n")[2]
+            assert json.loads(body)["error_type"] == "request_timeout"
 
-    asyncio.run(scenario())
+
+async def stopped(port: int, answers: Mapping[bytes, bytes]) -> None:
+    """HAProxy passes on a body of more than 16 kB before it has all of it."""
+    beginning = TYPED + b"Content-Length: 50000\r\n\r\n" + b'{"inputs": "' + b"a" * 20_000
+    async with wires(port, 300) as opened, wires(port, 1) as (quick,):
+        for wire in opened:
+            await wire.send(beginning)
+        replies = [asyncio.create_task(wire.reply()) for wire in opened]
+        for good, wanted in answers.items():
+            async with asyncio.timeout(AT_ONCE_S):
+                assert await is_answered(quick, good, wanted)
+        kept = Limits().max_receiving
+        assert sum(not each.done() for each in replies) <= kept
+        assert {(await reply).status for reply in replies} == {408}
 
 
 SMUGGLED = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"

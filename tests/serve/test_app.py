@@ -28,36 +28,16 @@ from serve.config import ServeConfig
 from tests import tiny
 from tests.hub import Hub, Repository, contents
 from tests.serve import live
-from tests.serve.server import START_S, Server, kill
-from tests.serve.test_faults import in_progress
+from tests.serve.faults import in_progress
+from tests.serve.live import START_S, Server, kill
 from tracking.ports import free_ports
-
-pytestmark = pytest.mark.ray
 
 TEXTS = [" ".join(["array socket port string JSON object fox dog"] * (1 + n % 5)) for n in range(9)]
 
 
-@pytest.fixture(scope="module")
-def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two models behind a front, for all tests of this module. `other` is slow."""
-    (port,) = free_ports(1)
-    folder = tmp_path_factory.mktemp("server")
-    (folder / "serve.toml").write_text(
-        f'port = {port}\n[models]\ndocs = "{bundle}"\n'
-        f'[models.other]\nmodel = "{bundle}"\nmax_batch_tokens = 64\n'
-    )
-    command = ["pipelines.cli", "serve", "--config", str(folder / "serve.toml")]
-    server = Server.start(command, port, folder)
-    try:
-        server.wait_until_ready(say="curl")
-        yield server
-    finally:
-        kill(server)
-
-
 @pytest.fixture
-def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30, follow_redirects=True) as client:
+def client(apart: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=apart.url, timeout=30, follow_redirects=True) as client:
         yield client
 
 
@@ -76,8 +56,8 @@ def test_every_model_answers_at_its_own_path(client: httpx.Client, bundle: Path)
         assert_same_answers(response.json(), wanted)
 
 
-def test_the_inference_client_of_hugging_face_works(server: Server, bundle: Path) -> None:
-    url = f"{server.url}/v1/models/docs"
+def test_the_inference_client_of_hugging_face_works(apart: Server, bundle: Path) -> None:
+    url = f"{apart.url}/v1/models/docs"
     client = InferenceClient(model=url)
     answer = client.text_classification(TEXTS[0], top_k=2)
     wanted = Predictor(bundle, device="cpu").predict(TEXTS[:1])[0][:2]
@@ -86,9 +66,9 @@ def test_the_inference_client_of_hugging_face_works(server: Server, bundle: Path
         client.text_classification(TEXTS[0], top_k=0)
 
 
-def test_concurrent_requests_get_their_own_answers(server: Server, bundle: Path) -> None:
+def test_concurrent_requests_get_their_own_answers(apart: Server, bundle: Path) -> None:
     texts = [f"{TEXTS[n % 9]} {n}" for n in range(200)]
-    url = f"{server.url}/v1/models/docs"
+    url = f"{apart.url}/v1/models/docs"
 
     async def ask() -> list[Any]:
         async with httpx.AsyncClient(timeout=60) as client:
@@ -115,10 +95,10 @@ def test_the_root_passes_requests_on_to_the_model_that_they_name(
     assert client.post("/embed", json={"inputs": "a"}).status_code == 422
 
 
-def test_nothing_of_haproxy_listens_beyond_this_machine(server: Server) -> None:
+def test_nothing_of_haproxy_listens_beyond_this_machine(apart: Server) -> None:
     listening = {
         connection.laddr.ip
-        for pid in server.pids()
+        for pid in apart.pids()
         if psutil.Process(pid).name() == "haproxy"
         for connection in psutil.Process(pid).net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
@@ -126,8 +106,8 @@ def test_nothing_of_haproxy_listens_beyond_this_machine(server: Server) -> None:
     assert listening == {"127.0.0.1"}
 
 
-def test_the_line_that_is_printed_asks_the_model(server: Server) -> None:
-    line = server.output.read_text().splitlines()[1]
+def test_the_line_that_is_printed_asks_the_model(apart: Server) -> None:
+    line = apart.output.read_text().splitlines()[1]
     program, url, *options = shlex.split(line)
     assert (program, options[::2]) == ("curl", ["-H", "-d"])
     header, body = options[1::2]
@@ -156,24 +136,11 @@ def test_health_and_readiness_answer_everywhere(client: httpx.Client, prefix: st
         assert (response.status_code, response.json()) == (200, {"status": status})
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        (b"", 400, "the body: wanted a JSON object, it is empty"),
-        (b"a text", 400, "it is not JSON"),
-        (b'{"parameters": {}}', 422, 'wanted the key "inputs", it is missing'),
-        (b'{"inputs": 7}', 422, "inputs: wanted text, got a number (7)"),
-        (b'{"inputs": []}', 422, "wanted at least one input, got an empty list"),
-        (b'{"inputs": ["a", null]}', 422, "inputs[1]: wanted text, got nothing"),
-        (b'{"inputs": "a", "parameters": {"topk": 1}}', 422, "did you mean top_k?"),
-    ],
-)
-def test_a_bad_request_is_told_why(
-    client: httpx.Client, body: bytes, status: int, message: str
-) -> None:
-    response = client.post("/v1/models/docs", content=body)
-    assert response.status_code == status
-    assert message in response.json()["error"]
+def test_a_bad_request_is_told_why(client: httpx.Client) -> None:
+    """All that may be bad is in `test_bad_input`."""
+    response = client.post("/v1/models/docs", json={"inputs": 7})
+    assert response.status_code == 422
+    assert "inputs: wanted text, got a number (7)" in response.json()["error"]
 
 
 def test_an_unknown_model_is_a_404_that_names_those_there_are(client: httpx.Client) -> None:
@@ -195,10 +162,10 @@ def test_openapi_is_served_by_each_model_and_the_front(client: httpx.Client) -> 
     assert "/v1/models" in client.get("/openapi.json").json()["paths"]
 
 
-def test_requests_are_taken_on_the_given_host_only(server: Server) -> None:
+def test_requests_are_taken_on_the_given_host_only(apart: Server) -> None:
     # Every address of 127/8 is this machine: what listens on all interfaces would answer.
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", server.port), timeout=5)
+        socket.create_connection(("127.0.0.2", apart.port), timeout=5)
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models", "/v1/models/docs", "/readyz"])
@@ -235,35 +202,36 @@ def test_a_hundred_megabytes_are_refused(client: httpx.Client, path: str) -> Non
 
 
 def test_a_taken_port_is_an_error_that_names_who_holds_it(
-    server: Server, bundle: Path, tmp_path: Path
+    apart: Server, bundle: Path, tmp_path: Path
 ) -> None:
-    command = ["pipelines.cli", "serve", "--models", f"a={bundle}", "--port", str(server.port)]
-    second = Server.start(command, server.port, tmp_path)
+    command = ["pipelines.cli", "serve", "--models", f"a={bundle}", "--port", str(apart.port)]
+    second = Server.start(command, apart.port, tmp_path)
     assert second.process.wait(START_S) == 1
     message = second.output.read_text()
-    assert f"port {server.port} on 127.0.0.1 is in use by haproxy (process " in message
+    assert f"port {apart.port} on 127.0.0.1 is in use by haproxy (process " in message
     assert "): stop that process, or choose another port with --port" in message
     assert "Traceback" not in message
     assert second.processes() == []
 
 
 def test_a_second_signal_does_not_wait_and_leaves_no_process_behind(
-    server: Server, bundle: Path
+    apart: Server, bundle: Path
 ) -> None:
-    """The last test of the module's server. What one signal does is shown where it is killed."""
-    output = server.output.read_text()
-    assert f"serving docs, other at {server.url}" in output
-    assert any("haproxy" in name for name in server.processes())
-    with in_progress(server, bundle, "other") as answers:
-        server.process.send_signal(signal.SIGINT)
+    """The last test of this server. What one signal does is shown where it is killed."""
+    output = apart.output.read_text()
+    assert f"serving docs, other at {apart.url}" in output
+    assert any("haproxy" in name for name in apart.processes())
+    with in_progress(apart, bundle, "other") as answers:
+        apart.process.send_signal(signal.SIGINT)
         time.sleep(1)
-        assert server.end(signal.SIGINT) == 0
+        assert apart.end(signal.SIGINT) == 0
     assert "cut" in answers
-    live.eventually(lambda: server.processes() == [], timeout_s=10)
+    live.eventually(lambda: apart.processes() == [], timeout_s=10)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", server.port), timeout=5)
+        socket.create_connection(("127.0.0.1", apart.port), timeout=5)
 
 
+@pytest.mark.guard
 def test_a_cluster_that_asks_for_no_token_is_used_only_where_that_is_allowed(
     open_head: Any, bundle: Path
 ) -> None:
@@ -368,45 +336,36 @@ def test_a_certificate_that_is_missing_is_told_before_anything_starts(tmp_path: 
         certificate(str(tmp_path / "none.pem"))
 
 
-def test_a_graph_is_not_served_on_a_gpu(exported: Path, tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    command = ["pipelines.cli", "serve", "--models", f"docs={exported}", "--num_gpus", "1"]
-    # A GPU is a number to Ray.
-    gpu = {"RAY_OVERRIDE_RESOURCES": '{"CPU": 2, "GPU": 1}'}
-    server = Server.start([*command, "--port", str(port)], port, tmp_path, **gpu)
-    try:
-        assert server.process.wait(START_S) == 2
-        assert server.output.read_text() == (
-            f"raybert serve: num_gpus: wanted 0 for docs, since "
-            f"{exported}/{GRAPHS['fp32']} runs on CPUs, got 1: leave it out, or serve the bundle "
-            "with model.safetensors that it was exported from\n"
-        )
-    finally:
-        kill(server)
+def test_a_graph_is_not_served_on_a_gpu(exported: Path) -> None:
+    from serve.plan import find  # after the environment is set
+
+    with pytest.raises(ConfigError) as caught:
+        find(ServeConfig(models=[f"docs={exported}"], num_gpus=1))
+    assert str(caught.value) == (
+        f"num_gpus: wanted 0 for docs, since {exported}/{GRAPHS['fp32']} runs on CPUs, got 1: "
+        "leave it out, or serve the bundle with model.safetensors that it was exported from"
+    )
 
 
-@pytest.mark.drill
+@pytest.mark.ray
+@pytest.mark.guard
 def test_models_in_one_process_ask_for_keys_by_https_and_leave_nothing_when_it_is_killed(
     bundle: Path, tmp_path: Path
 ) -> None:
     key, stored = auth.create("alice")
     auth.change_keys(str(tmp_path / "keys.json"), lambda _: [stored])
     chain, pem = live.certificate(tmp_path)
-    (port,) = free_ports(1)
-    models = ",".join(f"m{number}={bundle}" for number in range(5))
-    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
     # Paths from here, wherever replicas and HAProxy run.
     files = {"--keys": tmp_path / "keys.json", "--tls_certificate": pem}
-    command += [word for name, path in files.items() for word in (name, os.path.relpath(path))]
-    server = Server.start([*command, "--together", "--num_cpus", "0.5"], port, tmp_path)
-    server.tls = ssl.create_default_context(cafile=str(chain))
-    try:
-        server.wait_until_ready(say="curl")
+    options = [word for name, path in files.items() for word in (name, os.path.relpath(path))]
+    tls = ssl.create_default_context(cafile=str(chain))
+    models = {f"m{number}": bundle for number in range(5)}
+    with live.running_together(models, tmp_path, *options, tls=tls) as server:
         assert sum("ServeRepl" in name for name in server.processes()) == 1  # names are cut
         wanted = Predictor(bundle, device="cpu").predict(TEXTS)
-        with httpx.Client(base_url=server.url, timeout=30, verify=server.tls) as client:
-            for number in range(5):
-                path = f"/v1/models/m{number}"
+        with httpx.Client(base_url=server.url, timeout=30, verify=tls) as client:
+            for name in models:
+                path = f"/v1/models/{name}"
                 assert client.post(path, json={"inputs": TEXTS}).status_code == 401
                 headers = {"Authorization": f"Bearer {key}"}
                 response = client.post(path, json={"inputs": TEXTS}, headers=headers)
@@ -416,11 +375,24 @@ def test_models_in_one_process_ask_for_keys_by_https_and_leave_nothing_when_it_i
         live.eventually(lambda: "haproxy" not in server.processes(), 20, every_s=0.2)
         with socket.socket() as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            free.bind(("127.0.0.1", port))
-    finally:
-        kill(server)
+            free.bind(("127.0.0.1", server.port))
 
 
+def test_serve_run_is_given_one_model_that_answers_for_itself(bundle: Path) -> None:
+    from serve import app  # after the environment is set
+
+    arguments = app.BuildArguments(name="docs", model=str(bundle), num_replicas=2, threads=3)
+    deployment = app.build(arguments)._bound_deployment
+    assert deployment.num_replicas == 2
+    assert deployment.ray_actor_options["num_cpus"] == 3
+    config = deployment.user_config
+    assert config["alone"]
+    assert config["plan"]["name"] == "docs"
+    assert config["plan"]["source"]["digest"] == bundle_digest(bundle)
+
+
+@pytest.mark.ray
+@pytest.mark.drill
 def test_serve_run_deploys_one_model_at_the_same_paths(bundle: Path, tmp_path: Path) -> None:
     # `serve run` has no option for the port.
     with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", 8000), 5):

@@ -5,23 +5,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import psutil
 import pytest
 
-from bert_core.bundle.format import load_bundle
-from bert_core.predictor import Predictor
-from bert_core.tasks.text_classification import TextClassification
-from serve.recording import EXPERIMENT
-from tests import tiny
-from tests.serve import live
+from pipelines import cli
+from tests.serve import faults, live
+from tests.serve.forked import Forked, forked
 from tracking.ports import free_ports
-from tracking.registry import publish
-from tracking.server import connect
 
-pytestmark = [pytest.mark.ray, pytest.mark.drill]
+if TYPE_CHECKING:
+    from tests.ray_clusters import Head
 
 TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
 LONG = [" ".join(["array socket port"] * 20)] * 64
@@ -30,23 +26,26 @@ LONG = [" ".join(["array socket port"] * 20)] * 64
 @pytest.fixture(scope="module")
 def another(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle that gives other answers than `bundle`."""
-    loaded, folder = load_bundle(bundle), tmp_path_factory.mktemp("another") / "bundle"
-    task = TextClassification(["json", "numpy", "socket"])
-    return tiny.bundle(folder, loaded.tokenizer, loaded.encoder_config, task=task, seed=8)
+    return faults.another(bundle, tmp_path_factory.mktemp("another") / "bundle")
+
+
+def digest_of(folder: Path) -> str:
+    from bert_core.bundle.format import bundle_digest
+
+    return bundle_digest(folder)
 
 
 class Cluster:
     """A cluster that is told what to serve."""
 
-    def __init__(self, head: Any, folder: Path) -> None:
+    def __init__(self, head: "Head", forked: Forked, folder: Path) -> None:
         (self.port,) = free_ports(1)
         self.tracking_uri = f"sqlite:///{folder}/mlflow.db"
-        self._head, self._file = head, folder / "serve.toml"
+        self._head, self._forked, self._file = head, forked, folder / "serve.toml"
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
 
     def raybert(self, *arguments: str) -> Any:
-        address = self._head.addresses["host:port"]
-        return self._head.raybert("serve", *arguments, RAY_ADDRESS=address)
+        return self._forked.raybert("serve", *arguments)
 
     def apply(self, models: str, common: str = "") -> None:
         self._file.write_text(
@@ -67,6 +66,7 @@ class Cluster:
     def count_replicas(self, name: str) -> int:
         """Processes that serve a model, those included that load it."""
         count = 0
+        assert self._head.process is not None
         for process in psutil.Process(self._head.process.pid).children(recursive=True):
             with suppress(psutil.Error):
                 count += f"ServeReplica:model-{name}:" in " ".join(process.cmdline())
@@ -96,21 +96,25 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(head: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(head, tmp_path_factory.mktemp("apply"))
-    with cluster.client:
-        try:
-            yield cluster
-        finally:
-            with suppress(httpx.TransportError):  # it is stopped, which is tested
-                cluster.client.get("/healthz")
-                cluster.raybert("--stop")
+def cluster(head: "Head", tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("apply")
+    environment = head.environment | {"RAY_ADDRESS": head.addresses["host:port"]}
+    with forked(folder, environment) as commands:
+        cluster = Cluster(head, commands, folder)
+        with cluster.client:
+            try:
+                yield cluster
+            finally:
+                with suppress(httpx.TransportError):  # it is stopped, which is tested
+                    cluster.client.get("/healthz")
+                    cluster.raybert("--stop")
 
 
+@pytest.mark.guard
 def test_models_are_added_changed_and_removed_without_touching_the_others(
     cluster: Cluster, bundle: Path, another: Path
 ) -> None:
-    digests = [Predictor(folder, device="cpu").bundle.digest for folder in (bundle, another)]
+    digests = [digest_of(folder) for folder in (bundle, another)]
     docs, other = f'[models.docs]\nmodel = "{bundle}"\n', f'[models.other]\nmodel = "{bundle}"\n'
     cluster.apply(docs + other, "default = 'other'")
     before = {name: cluster.loaded_at(name) for name in ("docs", "other")}
@@ -173,6 +177,9 @@ def assert_requests_are_refused(cluster: Cluster, name: str) -> None:
 @pytest.fixture(scope="module")
 def scaled(cluster: Cluster, bundle: Path, another: Path) -> Cluster:
     """With `docs`, two replicas that have a candidate, and `busy`, one that may become two."""
+    from tracking.registry import publish
+    from tracking.server import connect
+
     for folder in (bundle, another):
         publish(folder, name="docs", uri=cluster.tracking_uri, metrics={}, input_example=TEXTS)
     client = connect(cluster.tracking_uri)
@@ -187,7 +194,11 @@ def scaled(cluster: Cluster, bundle: Path, another: Path) -> Cluster:
     return cluster
 
 
+@pytest.mark.drill
 def test_a_candidate_is_compared_by_one_process_for_all_replicas(scaled: Cluster) -> None:
+    from serve.recording import EXPERIMENT
+    from tracking.server import connect
+
     cluster, client = scaled, connect(scaled.tracking_uri)
     for _ in range(20):
         assert cluster.ask("docs").headers["X-Model-Version"] == "1"
@@ -207,6 +218,7 @@ def test_a_candidate_is_compared_by_one_process_for_all_replicas(scaled: Cluster
     )
 
 
+@pytest.mark.drill
 def test_replicas_are_added_while_more_tokens_wait(scaled: Cluster) -> None:
     assert "model-busy: running; replicas: 1 running" in scaled.raybert("--status").stdout
     with scaled.under_load(*["busy"] * 8, body={"inputs": LONG}) as statuses:
@@ -217,6 +229,7 @@ def test_replicas_are_added_while_more_tokens_wait(scaled: Cluster) -> None:
     assert set(statuses) == {200}
 
 
+@pytest.mark.drill
 def test_models_in_one_process_are_added_and_removed_while_the_others_answer(
     cluster: Cluster, bundle: Path, another: Path
 ) -> None:
@@ -225,8 +238,7 @@ def test_models_in_one_process_are_added_and_removed_while_the_others_answer(
     loaded_at = cluster.loaded_at("docs")
     with cluster.under_load("docs") as statuses:
         cluster.apply(docs + other, "together = true")
-        digest = Predictor(another, device="cpu").bundle.digest
-        assert cluster.ask("other").headers["X-Model-Digest"] == digest
+        assert cluster.ask("other").headers["X-Model-Digest"] == digest_of(another)
         cluster.apply(docs, "together = true")
     assert set(statuses) == {200}
     assert cluster.loaded_at("docs") == loaded_at
@@ -236,6 +248,7 @@ def test_models_in_one_process_are_added_and_removed_while_the_others_answer(
     assert "model-docs" not in status
 
 
+@pytest.mark.guard
 def test_what_is_wrong_is_told_before_anything_changes(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(f'port = {cluster.port}\n[models.docs]\nmodel = "{tmp_path}/gone"\n')
@@ -246,6 +259,7 @@ def test_what_is_wrong_is_told_before_anything_changes(cluster: Cluster, tmp_pat
     assert cluster.client.get("/v1/models").json() == before
 
 
+@pytest.mark.guard
 def test_where_it_listens_is_not_changed_while_it_serves(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(f'port = {cluster.port}\nno_auth = true\nhost = "0.0.0.0"\n[models]\na = "x"\n')
@@ -255,6 +269,7 @@ def test_where_it_listens_is_not_changed_while_it_serves(cluster: Cluster, tmp_p
     assert "raybert serve --stop" in done.stderr
 
 
+@pytest.mark.guard
 def test_stopping_leaves_nothing_to_answer(cluster: Cluster) -> None:
     assert cluster.raybert("--stop").returncode == 0
     with pytest.raises(httpx.TransportError):
@@ -272,14 +287,18 @@ def test_stopping_leaves_nothing_to_answer(cluster: Cluster) -> None:
     ],
 )
 def test_a_file_that_cannot_be_applied_is_told(
-    head: Any, arguments: list[str], message: str
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = head.raybert("serve", "--apply", "none.toml", *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["serve", "--apply", "none.toml", *arguments])
+    assert message in capsys.readouterr().err
 
 
-def test_without_a_cluster_it_says_what_is_missing(head: Any) -> None:
-    done = head.raybert("serve", "--status")
-    assert done.returncode == 2
-    assert "RAY_ADDRESS: wanted the address of a running Ray cluster, got none" in done.stderr
+def test_without_a_cluster_it_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["serve", "--status"])
+    told = "RAY_ADDRESS: wanted the address of a running Ray cluster, got none"
+    assert told in capsys.readouterr().err

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from huggingface_hub import InferenceClient
 
@@ -244,6 +243,8 @@ def test_every_path_but_probes_and_pages_asks_for_a_key(secured: tuple[str, str]
 
 
 def test_clients_send_their_key_and_are_refused_other_models(secured: tuple[str, str]) -> None:
+    import openai
+
     url, key = secured
     with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         assert client.embeddings.create(input="a", model="feature-extraction").data

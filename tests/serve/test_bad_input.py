@@ -146,6 +146,47 @@ def test_a_hundred_thousand_inputs_are_refused(server: str, way: str) -> None:
     assert "inputs: wanted at most 2048 per request, got 100000" in told
 
 
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"", 400, "the body: wanted a JSON object, it is empty"),
+        (b"a text", 400, "it is not JSON"),
+        (b"\xff\xfe\xfa", 400, "it is not JSON"),
+        (b'{"inputs": NaN}', 400, "it is not JSON"),
+        (b'{"parameters": {}}', 422, 'wanted the key "inputs", it is missing'),
+        (b'{"inputs": 7}', 422, "inputs: wanted text, got a number (7)"),
+        (b'{"inputs": []}', 422, "wanted at least one input, got an empty list"),
+        (b'{"inputs": ["a", null]}', 422, "inputs[1]: wanted text, got nothing"),
+        (b'{"inputs": [1, 2, 3]}', 422, "inputs[0]: wanted text, got a number (1)"),
+        (b'{"inputs": "a", "parameters": {"topk": 1}}', 422, "did you mean top_k?"),
+    ],
+)
+def test_a_bad_body_is_told_why(server: str, body: bytes, status: int, message: str) -> None:
+    response = post(f"{server}/v1/models/{CLASSES}", body)
+    assert response.status_code == status
+    assert message in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"inputs": "\\ud800"}', b'{"inputs": "\xff"}', b"", b"[]", b"NaN"]
+)
+@pytest.mark.parametrize("path", ["/tokenize", "/embed", "/v1/embeddings", "/invocations"])
+def test_what_is_no_json_object_of_unicode_is_refused(server: str, path: str, body: bytes) -> None:
+    response = post(f"{server}{path}", body)
+    assert response.status_code in (400, 422)
+
+
+@pytest.mark.parametrize("depth", [10, 900, 950, 964, 965, 966, 967, 980, 2_000, 5_000])
+@pytest.mark.parametrize(
+    "form", ['{"inputs": %s}', '{"inputs": ["a", %s]}', '{"inputs": "a", "parameters": %s}', "%s"]
+)
+def test_nesting_is_refused_at_any_depth(server: str, depth: int, form: str) -> None:
+    body = form % ("[" * depth + "]" * depth)
+    response = post(f"{server}/v1/models/{CLASSES}", body.encode())
+    assert response.status_code in (400, 422)
+    assert len(response.json()["error"]) < 600
+
+
 def test_inputs_are_counted_before_they_are_looked_at(server: str) -> None:
     surface = WAYS["huggingface"]
     response = post(f"{server}{surface.path}", surface.with_texts(b", ".join([b"7"] * 100_000)))
@@ -165,7 +206,7 @@ def test_a_hundred_megabytes_are_refused_before_they_are_read(server: str, way: 
     assert b"the body: wanted at most 4194304 bytes, got 104857600" in reply
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_hundred_megabytes_that_are_sent_leave_the_server_as_it_was(server: str) -> None:
     def parts() -> Iterator[bytes]:
         for _ in range(100):
@@ -358,3 +399,14 @@ def test_after_all_of_it_a_good_request_is_answered_as_before(
     began_s = time.monotonic()
     assert post(f"{server}/v1/models/{CLASSES}", b'{"inputs": "a"}').status_code == 200
     assert time.monotonic() - began_s < 5
+
+
+def test_half_a_surrogate_pair_in_a_label_is_refused(bundles: dict[str, Path]) -> None:
+    """An answer in UTF-8 cannot repeat it."""
+    with live.served(bundles["nli"]) as url:
+        body = b'{"inputs": "a", "parameters": {"candidate_labels": ["food", "\\ud800"]}}'
+        response = post(url, body)
+        assert response.status_code == 400
+        assert "no low surrogate in string" in response.json()["error"]
+        whole = {"inputs": "a", "parameters": {"candidate_labels": ["\U0001f600", "b"]}}
+        assert post(url, json.dumps(whole)).status_code == 200

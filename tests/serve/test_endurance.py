@@ -15,10 +15,10 @@ import pytest
 
 from tests.serve import live, odd_requests
 from tests.serve.conftest import Separate
-from tests.serve.server import Server
+from tests.serve.live import Server
 from tests.serve.wire import Wire, request, wires
 
-pytestmark = [pytest.mark.ray, pytest.mark.drill]
+pytestmark = pytest.mark.drill
 
 SEED, CONNECTIONS = 20261125, 8
 MODELS = ("text-classification", "feature-extraction")

@@ -33,7 +33,7 @@ from tests import tiny
 from tests.exactness import same
 from tests.serve import live
 from tests.serve.conftest import TEXTS
-from tests.serve.server import Server
+from tests.serve.live import Server
 
 TAGS = ["B-place", "I-place", "O"]
 HEADS: Mapping[str, Task] = {
@@ -505,7 +505,6 @@ def test_damaged_weights_are_not_shared(heads: dict[str, Path]) -> None:
     assert encoders[1].layers is encoders[2].layers
 
 
-@pytest.mark.ray
 @pytest.mark.drill
 def test_a_server_of_models_in_one_process_computes_a_common_encoder_once(
     together: Server,

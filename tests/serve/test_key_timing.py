@@ -9,7 +9,6 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from scipy.stats import wilcoxon
 
 from serve import auth
 from serve.auth import Keys
@@ -73,6 +72,8 @@ def that_differ(taken: np.ndarray) -> list[tuple[int, int]]:
     counts is at most FALSE_ALARM (Bonferroni). Noise makes the test weaker, and no false alarm
     likelier.
     """
+    from scipy.stats import wilcoxon
+
     medians = np.median(taken.reshape(len(taken), -1, BLOCK), axis=-1)
     pairs = list(combinations(range(len(taken)), 2))
     return [

@@ -13,11 +13,9 @@ import pytest
 
 from bert_core.tasks.catalog import TASKS
 from serve.surfaces.catalog import SURFACES
-from tests.serve.server import Server, running_together
+from tests.serve.live import Server, running_together
 from tests.serve.test_observing import MARKER
 from tests.waiting import wait_until
-
-pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
 BROKEN = [
     b"",
@@ -61,7 +59,13 @@ def marked(value: Any) -> Any:
     return value
 
 
-@pytest.fixture(scope="module", params=["HAProxy", "Ray's proxy"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("HAProxy", marks=pytest.mark.guard),
+        pytest.param("Ray's proxy", marks=pytest.mark.drill),
+    ],
+)
 def server(
     request: pytest.FixtureRequest,
     together: Server,

@@ -8,8 +8,6 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve import metrics
-from serve.metrics import gathered, merged
 from tests.serve import live
 from tracking.ports import free_ports
 
@@ -27,6 +25,8 @@ ray_serve_num_http_requests_total{{NodeAddress="{node}",SessionName="s"}} 5.0
 
 
 def test_pages_of_several_nodes_are_one_with_what_is_ours_and_serves() -> None:
+    from serve.metrics import merged
+
     page = merged([AGENT.format(node="10.0.0.1"), AGENT.format(node="10.0.0.2")], missing=1)
     families = {family.name: family for family in text_string_to_metric_families(page)}
     assert set(families) == {
@@ -46,6 +46,8 @@ def test_pages_of_several_nodes_are_one_with_what_is_ours_and_serves() -> None:
 
 
 def test_a_page_without_any_node_is_still_one() -> None:
+    from serve.metrics import merged
+
     (family,) = text_string_to_metric_families(merged([], missing=2))
     assert family.samples[0].value == 2
 
@@ -54,6 +56,8 @@ def test_a_page_without_any_node_is_still_one() -> None:
 def test_nodes_that_are_gone_fail_or_hang_do_not_fail_the_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from serve import metrics
+
     monkeypatch.setattr(metrics, "NODE_TIMEOUT_S", 0.5)
     app = FastAPI()
 
@@ -70,7 +74,9 @@ def test_nodes_that_are_gone_fail_or_hang_do_not_fail_the_page(
         gone = [f"http://127.0.0.1:{nobody}/metrics", None]
         began_s = time.monotonic()
         page = asyncio.run(
-            gathered([*gone, f"{url}/metrics", f"{url}/none/metrics", f"{url}/hangs/metrics"])
+            metrics.gathered(
+                [*gone, f"{url}/metrics", f"{url}/none/metrics", f"{url}/hangs/metrics"]
+            )
         )
         assert time.monotonic() - began_s < 1.5
     assert "ray_raybert_requests_total" in page

@@ -14,26 +14,20 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from prometheus_client.parser import text_string_to_metric_families
 
-from bert_core.bundle.format import load_bundle
 from bert_core.errors import ResourceError
-from bert_core.tasks.base import Task
-from bert_core.tasks.text_classification import TextClassification
-from bert_core.tasks.token_classification import TokenClassification
 from serve import tracing
-from tests import prometheus, tiny
+from tests import prometheus
 from tests.prometheus import Page, eventually
-from tests.serve.server import Server, kill
-from tracking.ports import free_ports
-from tracking.registry import publish
-from tracking.server import connect
+from tests.serve import live
+from tests.serve.live import Server
+
+if TYPE_CHECKING:
+    from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
@@ -52,6 +46,13 @@ STAGES = {"tokenize", "queue", "compute"}
 @pytest.fixture(scope="module")
 def registry(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A registry with two versions of a model, and one that does another task."""
+    from bert_core.bundle.format import load_bundle
+    from bert_core.tasks.base import Task
+    from bert_core.tasks.text_classification import TextClassification
+    from bert_core.tasks.token_classification import TokenClassification
+    from tests import tiny
+    from tracking.registry import publish
+
     uri = f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db"
     loaded = load_bundle(bundle)
     labels = ["json", "numpy", "socket"]
@@ -64,15 +65,21 @@ def registry(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def point(registry: str, version: str) -> None:
+    from tracking.server import connect
+
     connect(registry).set_registered_model_alias(NAME, "champion", version)
 
 
 class Collector(http.server.BaseHTTPRequestHandler):
     """Takes OTLP over HTTP, as a collector does."""
 
-    spans: list[Span] = []  # noqa: RUF012 - a new handler per connection, one list
+    spans: "list[Span]" = []  # noqa: RUF012 - a new handler per connection, one list
 
     def do_POST(self) -> None:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+            ExportTraceServiceRequest,
+        )
+
         body = self.rfile.read(int(self.headers["Content-Length"]))
         assert self.path == tracing.PATH
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
@@ -104,24 +111,19 @@ def server(
 ) -> Iterator[Server]:
     """A followed model and another, both asked things that are right and wrong."""
     point(registry, "1")
-    (port,) = free_ports(1)
-    models = f"docs=models:/{NAME}@champion,other={bundle}"
-    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
-    command += ["--tracking_uri", registry, "--follow_s", "0.5", "--num_cpus", "0.5"]
-    command += ["--cache_mib", "1"]
+    options = ["--models", f"docs=models:/{NAME}@champion,other={bundle}"]
+    options += ["--tracking_uri", registry, "--follow_s", "0.5", "--num_cpus", "0.5"]
+    options += ["--cache_mib", "1"]
     with suppress(ResourceError):  # without the exporter
         tracing.check(collector)
-        command += ["--otlp_endpoint", collector]
+        options += ["--otlp_endpoint", collector]
     environment = {
         "RAY_metrics_report_interval_ms": "1000",
         "OTEL_BSP_SCHEDULE_DELAY": "200",  # exporters send every 5 s by default
     }
-    server = Server.start(command, port, tmp_path_factory.mktemp("server"), **environment)
-    try:
-        server.wait_until_ready(say="curl")
+    folder = tmp_path_factory.mktemp("server")
+    with live.running_alone(folder, *options, **environment) as server:
         yield server
-    finally:
-        kill(server)
 
 
 def ask(server: Server) -> None:
@@ -196,6 +198,8 @@ def test_versions_errors_and_a_failed_roll_over_are_told_apart(page: Page, serve
     assert len(other) == 12  # of the digest
     assert [each["version"] for each in page["ray_raybert_rollovers_total"]] == ["2"]
 
+    from prometheus_client.parser import text_string_to_metric_families
+
     def values(name: str) -> dict[tuple[str, str], float]:
         text = httpx.get(f"{server.url}/metrics", timeout=30).text
         return {
@@ -256,11 +260,11 @@ def test_every_query_of_the_dashboard_has_an_answer(
         assert by_name["RaybertDown"] == by_name["RaybertModelGone"] == "inactive"
 
 
-def attributes(span: Span) -> dict[str, str]:
+def attributes(span: "Span") -> dict[str, str]:
     return {each.key: str(each.value) for each in span.attributes}
 
 
-def ancestors(span: Span, spans: dict[bytes, Span]) -> list[bytes]:
+def ancestors(span: "Span", spans: "dict[bytes, Span]") -> list[bytes]:
     """The ids of those above a span, the nearest first, as far as they are known."""
     above = [span.parent_span_id]
     while above[-1] in spans:
@@ -268,7 +272,7 @@ def ancestors(span: Span, spans: dict[bytes, Span]) -> list[bytes]:
     return above
 
 
-def of_caller(span: Span) -> bool:
+def of_caller(span: "Span") -> bool:
     return span.trace_id.hex() == TRACE
 
 
@@ -285,7 +289,7 @@ def test_a_collector_gets_the_stages_of_a_request_below_the_callers_span(server:
         client.post(f"/v1/models/docs/{MARKER}?{MARKER}", json={MARKER: 1}, headers=parent)
         client.post("/", json={"inputs": 7, MARKER: MARKER}, headers=parent)
 
-    def traced() -> dict[bytes, Span] | None:
+    def traced() -> "dict[bytes, Span] | None":
         spans = {span.span_id: span for span in Collector.spans if of_caller(span)}
         tops = [ancestors(span, spans)[-1] for span in spans.values() if span.name in STAGES]
         return spans if len(tops) >= 6 and {top.hex() for top in tops} == {CALLER} else None
@@ -310,14 +314,14 @@ def test_a_replica_that_dies_is_counted_and_replaced_without_noise_on_the_consol
 ) -> None:
     # The last test of the module: the others need what has been counted.
     before = server.output.read_text()
-    replicas = [pid for pid in server.pids() if "ServeReplica:model-docs" in _title(pid)]
+    replicas = server.replicas("docs")
     assert len(replicas) == 1
     os.kill(replicas[0], signal.SIGKILL)
 
     url = f"{server.url}/v1/models/docs/readyz"
 
     def is_replaced() -> bool:
-        now = [pid for pid in server.pids() if "ServeReplica:model-docs" in _title(pid)]
+        now = server.replicas("docs")
         return bool(now) and now != replicas
 
     eventually("the replica is replaced", is_replaced)
@@ -338,10 +342,3 @@ def test_a_replica_that_dies_is_counted_and_replaced_without_noise_on_the_consol
         return all(labels <= set().union(*page.get(name, [])) for name in names)
 
     eventually("its failure is counted", is_counted)
-
-
-def _title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:  # it has ended
-        return ""

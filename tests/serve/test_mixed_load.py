@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from bert_core.predictor import Predictor
 from tests.serve import live
 from tests.serve.conftest import FOLLOWING, Separate
+from tests.serve.faults import same
 
-pytestmark = [pytest.mark.ray, pytest.mark.drill]
+pytestmark = pytest.mark.drill
 
 LOAD_S, WHOLE_LOAD_S = 20.0, 60.0
 MOVES, WHOLE_MOVES = 5, 10
@@ -33,6 +33,8 @@ AT_THE_ROOT: dict[str, dict[str, Any]] = {
 def test_mixed_load_while_aliases_move_ends_without_a_failed_request(
     separate: Separate, whole: bool
 ) -> None:
+    from bert_core.predictor import Predictor
+
     server, folders = separate.server, separate.versions
     predictors = {
         name: {version: Predictor(folder, device="cpu") for version, folder in versions.items()}
@@ -87,16 +89,3 @@ def test_mixed_load_while_aliases_move_ends_without_a_failed_request(
             thread.join()
     assert problems == []
     assert min(counts.values()) > 20
-
-
-def same(came: Any, expected: Any) -> bool:
-    """Whether answers are the same but for rounding: batches differ."""
-    if isinstance(expected, float):
-        return came == pytest.approx(expected, abs=1e-4)
-    if isinstance(expected, dict):
-        return came.keys() == expected.keys() and all(
-            same(came[key], value) for key, value in expected.items()
-        )
-    if isinstance(expected, list):
-        return len(came) == len(expected) and all(map(same, came, expected))
-    return bool(came == expected)

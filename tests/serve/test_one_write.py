@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from serve.one_write import OneWrite
-from tests.serve.raw import first_read
+from tests.serve.wire import first_read
 from tracking.ports import free_ports
 
 REQUESTS = 200

@@ -9,21 +9,15 @@ from typing import Any
 import pytest
 import tomlkit
 
-from tests.serve.server import Server
-
-pytestmark = [pytest.mark.ray, pytest.mark.drill]
+from tests.serve.live import Server
 
 SEED = 20261126
 EXAMPLES, WHOLE_EXAMPLES = 5, 200
 """Random requests per path, besides those that walk through every keyword of its schema."""
-SOME = "|".join(
-    (
-        r"^(?!/v1/models/[^{])",
-        r"^/v1/models/[^/]+$",
-        r"^/v1/models/(feature-extraction|text-classification|text-ranking)/",
-        r"/embed_sparse$",
-    )
-)
+PATHS = {
+    "root": r"^(?!/v1/models/[^{])|^/v1/models/[^/]+$|/embed_sparse$",
+    "below models": r"^/v1/models/(feature-extraction|text-classification|text-ranking)/",
+}
 """Paths at the root, every model's own URL, and those of a model for every surface: below other
 models are the same ones, which are left out unless all is to be as long as it takes."""
 REJECTED = "positive_data_acceptance"
@@ -98,13 +92,21 @@ def settings(examples: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(
+    "paths",
+    [
+        pytest.param("root", marks=pytest.mark.guard),
+        pytest.param("below models", marks=pytest.mark.drill),
+    ],
+)
 def test_every_path_does_what_its_description_says(
-    together: Server, tmp_path: Path, whole: bool
+    together: Server, tmp_path: Path, paths: str, whole: bool
 ) -> None:
+    option = "--exclude-path-regex" if whole and paths != "root" else "--include-path-regex"
+    chosen = PATHS["root" if whole else paths]
     config = tmp_path / "schemathesis.toml"
     config.write_text(tomlkit.dumps(settings(WHOLE_EXAMPLES if whole else EXAMPLES)))
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config)]
-    command += ["run", f"{together.url}/openapi.json", "--no-color"]
-    command += [] if whole else ["--include-path-regex", SOME]
+    command += ["run", f"{together.url}/openapi.json", "--no-color", option, chosen]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -4,6 +4,7 @@ The clients that are made for answers refuse to send what a server must be able 
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -141,3 +142,9 @@ def in_chunks(body: bytes, size: int) -> Iterator[bytes]:
         part = body[place : place + size]
         yield b"%x\r\n%s\r\n" % (len(part), part)
     yield b"0\r\n\r\n"
+
+
+def first_read(connection: socket.socket, request: str) -> bytes:
+    """What of the response has arrived when the first of it has."""
+    connection.sendall(request.encode())
+    return connection.recv(1 << 20)

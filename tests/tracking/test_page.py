@@ -5,7 +5,6 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import mlflow
 import pytest
 
 from tracking.page import (
@@ -35,6 +34,8 @@ def test_a_new_experiment_is_of_training_and_has_the_view(store: str) -> None:
 
 
 def test_an_older_experiment_gets_what_it_lacks_but_a_chosen_kind_stays(store: str) -> None:
+    import mlflow
+
     client, name = mlflow.MlflowClient(store), uuid.uuid4().hex
     made = client.create_experiment(name, tags={EXPERIMENT_KIND: "genai_development"})
     assert experiment_id(connect(store), store, name) == made

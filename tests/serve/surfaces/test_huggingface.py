@@ -17,7 +17,6 @@ from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
 from serve.answers import MOST_CUT
-from serve.app import curl
 from serve.limits import Limits
 from serve.surfaces.huggingface import Shapes
 
@@ -268,6 +267,8 @@ def test_what_was_cut_is_told_with_the_character(front: str, bundles: dict[str, 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_line_that_serve_prints_is_a_request_of_every_task(name: str) -> None:
+    from serve.app import curl
+
     options: list[Any] = [{}]
     if "pairs" in TASKS[name].options.__dataclass_fields__:
         options += [{"pairs": True}, {"pairs": False}]

@@ -7,8 +7,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import tritonclient.http
-from tritonclient.utils import InferenceServerException
 
 from bert_core.predictor import Predictor
 
@@ -17,11 +15,15 @@ TEXTS = ["Parse a string.", "Öffne einen Socket.", ""]
 
 @pytest.fixture(scope="module")
 def client(front: str) -> Any:
+    import tritonclient.http
+
     with tritonclient.http.InferenceServerClient(front.removeprefix("http://")) as client:
         yield client
 
 
 def tensor(name: str, texts: list[str], *, binary: bool) -> Any:
+    import tritonclient.http
+
     made = tritonclient.http.InferInput(name, [len(texts)], "BYTES")
     made.set_data_from_numpy(np.array(texts, dtype=object), binary_data=binary)
     return made
@@ -38,6 +40,8 @@ def test_server_and_models_are_alive_and_ready(client: Any) -> None:
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_vectors_come_as_a_tensor(client: Any, bundles: dict[str, Path], *, binary: bool) -> None:
+    import tritonclient.http
+
     wanted = Predictor(bundles["feature-extraction"], device="cpu").predict(TEXTS)
     output = tritonclient.http.InferRequestedOutput("vector", binary_data=binary)
     answer = client.infer(
@@ -160,6 +164,8 @@ def test_a_false_length_of_the_json_is_refused(front: str, length: str) -> None:
 
 
 def test_the_client_raises_what_the_server_says(client: Any) -> None:
+    from tritonclient.utils import InferenceServerException
+
     with pytest.raises(InferenceServerException, match="did you mean text"):
         client.infer("text-classification", [tensor("texts", ["a"], binary=True)])
 

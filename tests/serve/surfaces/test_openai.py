@@ -6,14 +6,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 from bert_core.predictor import Predictor
+
+if TYPE_CHECKING:
+    import openai
 
 TEXTS = ["Parse a string.", "Open a socket on a port and listen.", "A fox."]
 NAME = "feature-extraction"
@@ -25,24 +27,26 @@ def wanted(bundles: dict[str, Path]) -> np.ndarray:
 
 
 @pytest.fixture(params=["/v1", f"/v1/models/{NAME}/v1", f"/v1/models/{NAME}"])
-def client(front: str, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
+def client(front: str, request: pytest.FixtureRequest) -> "Iterator[openai.OpenAI]":
     """At the root, and at the model's URL with and without OpenAI's own prefix."""
     with connected(f"{front}{request.param}") as client:
         yield client
 
 
 @pytest.fixture
-def at_root(front: str) -> Iterator[openai.OpenAI]:
+def at_root(front: str) -> "Iterator[openai.OpenAI]":
     with connected(f"{front}/v1") as client:
         yield client
 
 
-def connected(url: str) -> openai.OpenAI:
+def connected(url: str) -> "openai.OpenAI":
+    import openai
+
     return openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 
 
 def test_several_texts_are_embedded_as_the_client_asks_by_default(
-    client: openai.OpenAI, wanted: np.ndarray
+    client: "openai.OpenAI", wanted: np.ndarray
 ) -> None:
     answer = client.embeddings.create(input=TEXTS, model=NAME, user="someone")
     assert [each.index for each in answer.data] == [0, 1, 2]
@@ -66,7 +70,11 @@ def test_base64_and_numbers_are_the_same_vectors(front: str, wanted: np.ndarray)
     np.testing.assert_allclose(plain, wanted[0], atol=1e-6)
 
 
-def test_models_are_listed_and_retrieved(at_root: openai.OpenAI, bundles: dict[str, Path]) -> None:
+def test_models_are_listed_and_retrieved(
+    at_root: "openai.OpenAI", bundles: dict[str, Path]
+) -> None:
+    import openai
+
     listed = list(at_root.models.list())
     assert {model.id for model in listed} == set(bundles)
     assert all(model.created > 1_700_000_000 and model.owned_by for model in listed)
@@ -76,7 +84,11 @@ def test_models_are_listed_and_retrieved(at_root: openai.OpenAI, bundles: dict[s
         at_root.models.retrieve("nothing")
 
 
-def test_errors_have_the_shape_and_the_class_that_the_client_knows(at_root: openai.OpenAI) -> None:
+def test_errors_have_the_shape_and_the_class_that_the_client_knows(
+    at_root: "openai.OpenAI",
+) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError, match="wanted a model for feature-extraction"):
         at_root.embeddings.create(input="a", model="fill-mask")
     with pytest.raises(openai.NotFoundError, match='there is no model "other"') as caught:

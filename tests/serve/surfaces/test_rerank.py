@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cohere
 import httpx
 import numpy as np
 import pytest
@@ -33,6 +32,8 @@ def scores(bundles: dict[str, Path]) -> np.ndarray:
 def test_coheres_client_reranks(
     front: str, http: httpx.Client, scores: np.ndarray, version: int
 ) -> None:
+    import cohere
+
     kind = {1: cohere.Client, 2: cohere.ClientV2}[version]
     answer = kind("none", base_url=front, httpx_client=http).rerank(
         model="text-ranking", query=QUERY, documents=TEXTS, top_n=2
@@ -47,6 +48,8 @@ def test_coheres_client_reranks(
 def test_coheres_client_embeds_in_every_type(
     front: str, http: httpx.Client, bundles: dict[str, Path]
 ) -> None:
+    import cohere
+
     wanted = np.array(Predictor(bundles["feature-extraction"], device="cpu").predict(TEXTS))
     client = cohere.ClientV2("none", base_url=front, httpx_client=http)
     kinds = ["float", "base64", "binary", "ubinary"]
@@ -64,6 +67,8 @@ def test_coheres_client_embeds_in_every_type(
 
 
 def test_what_was_cut_is_a_warning(front: str, http: httpx.Client) -> None:
+    import cohere
+
     client = cohere.ClientV2("none", base_url=front, httpx_client=http)
     ranked = client.rerank(model="text-ranking", query=QUERY, documents=["a", "a fox " * 200])
     assert ranked.meta is not None
@@ -99,6 +104,8 @@ def test_jinas_and_open_webuis_bodies_are_answered(front: str, scores: np.ndarra
 
 
 def test_errors_are_of_the_clients_classes(front: str, http: httpx.Client) -> None:
+    import cohere
+
     client: Any = cohere.ClientV2("none", base_url=front, httpx_client=http)
     with pytest.raises(cohere.NotFoundError):
         client.rerank(model="nothing", query="a", documents=["b"])
