@@ -1,10 +1,18 @@
-# Every target first makes .venv, if it is missing or out of date.
+# Every target first makes .venv, if it is missing or out of date, with what the target needs.
 # Another Python:                     make demo PYTHON=python3.13
 # The machine's own torch:            make demo VENV_OPTIONS=--system-site-packages
+# torch's build for CPUs, wherever that is, or for a CUDA: make demo TORCH_BACKEND=cpu, or cu130
 PYTHON ?= python3
 VENV_OPTIONS ?=
+# Empty: the build that pip finds, which without settings of pip's is the one for CUDA.
+TORCH_BACKEND ?=
 BIN := .venv/bin
 INSTALLED := .venv/installed
+# For the demo: less than everything, unless everything is there already.
+ENOUGH := $(or $(wildcard $(INSTALLED)),.venv/demo)
+UV := uv==0.13.9
+INSTALL := $(BIN)/$(if $(TORCH_BACKEND),uv pip install --torch-backend $(TORCH_BACKEND) \
+	--python $(BIN)/python,python -m pip install --no-compile)
 CUDA := .venv-cuda
 TEST := not guard and not drill and not matrix and not cluster and not fake_cuda
 # Where Python may not keep what it compiles, every process that a test starts compiles it again.
@@ -16,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile
 
-demo: $(INSTALLED)  ## the quickstart: from corpus to served answers, on this machine
+demo: $(ENOUGH)  ## the quickstart: from corpus to served answers, on this machine
 	$(BIN)/raybert quickstart
 
 fast: $(INSTALLED)  ## while you work: the quick tests that start no Ray and need no trained model
@@ -68,10 +76,13 @@ docs: $(INSTALLED)  ## the documentation, in site/index.html; a page or link tha
 	$(BIN)/python -m site_builder.check site
 
 # Python compiles what it imports; compiling every package first would take minutes.
-$(INSTALLED): pyproject.toml constraints.txt
+.venv/demo: EXTRA := quickstart
+.venv/installed: EXTRA := dev
+.venv/demo .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("raybert wants Python 3.11 to 3.13, $(PYTHON) is " + sys.version.split()[0] + ": run make with PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_OPTIONS) .venv
-	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(if $(TORCH_BACKEND),$(BIN)/python -m pip install --no-compile $(UV))
+	$(INSTALL) --constraint constraints.txt --editable '.[$(EXTRA)]'
 	touch $@
 
 # The packages of .venv, with torch's build for CUDA before its own. `===` takes the release of that

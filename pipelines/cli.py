@@ -7,11 +7,12 @@ import importlib
 import json
 import os
 import sys
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bert_core.errors import ConfigError, RaybertError
+from bert_core.errors import ConfigError, RaybertError, ResourceError
 from bert_core.wording import nearest, one_of
 from pipelines.configure import ALL, COMMANDS, KEYS, STAGES, Command, parse
 
@@ -23,6 +24,23 @@ EXIT_CODES = {
     143: "Ended by SIGTERM; the same command resumes the work.",
 }
 """What the commands exit with; `submit` and `jobs attach` exit as their job does."""
+
+PARTS = ("inspect", "list", "report", "ui")
+"""Commands of which a part works without the extra."""
+EXTRAS = {
+    **dict.fromkeys([*STAGES, *PARTS], "train"),
+    "serve": "serve",
+    "quickstart": "quickstart",
+}
+"""The extra of pyproject.toml that a command needs; the others need none."""
+_OF_TRAIN = ("torch", "sqlalchemy", "datasketch", "tensorboardX")
+_OF_SERVE = ("torch", "sqlalchemy", "fastapi_offline", "uvicorn")
+TELLING = {
+    "train": _OF_TRAIN,
+    "serve": _OF_SERVE,
+    "quickstart": (*_OF_TRAIN, *_OF_SERVE, "sklearn"),
+}
+"""Modules that are there if the extra is, and hardly otherwise."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -43,6 +61,10 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(f"raybert: wanted {one_of(ALL)}, got {word!r}{nearest(word, ALL)}", 2)
     try:
         code = _run(word, rest)
+    except ModuleNotFoundError as error:
+        if not _lacking(word):  # nothing that an extra would mend
+            raise
+        _fail(f"raybert {word}: {_way_out(word, error.name)}", 1)
     except ConfigError as error:
         _fail(f"raybert {word}: {error}", 2)
     except RaybertError as error:
@@ -71,15 +93,31 @@ def _run(word: str, arguments: list[str]) -> int:
     if word == "serve":
         arguments = _with_one_value(arguments, "--models")
     config = parse(word, arguments)
+    if word == "serve" and config.apply is not None:
+        config = _applied(config, arguments)
+    if word not in PARTS and (module := _lacking(word)):
+        raise ResourceError(_way_out(word, module))
     if word == "serve":
-        if config.apply is not None:
-            config = _applied(config, arguments)
         _serve(config)
     elif word in STAGES:
         _run_stage(word, config)
     else:
         importlib.import_module(ALL[word].module).run(config)
     return 0
+
+
+def _lacking(word: str) -> str | None:
+    """A module of the command's extra that is not installed; None if there is none."""
+    modules = TELLING[EXTRAS[word]] if word in EXTRAS else ()
+    return next((module for module in modules if find_spec(module) is None), None)
+
+
+def _way_out(word: str, module: str | None) -> str:
+    elsewhere = ", or have a cluster do it: `raybert submit`" if word in STAGES else ""
+    return (
+        f"wanted {module}, which is not installed: run `pip install --constraint constraints.txt "
+        f"'.[{EXTRAS[word]}]'` in raybert's checkout{elsewhere}"
+    )
 
 
 def _run_stage(word: str, config: Any) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -104,11 +105,17 @@ def give_up_soon() -> None:
 def connect(uri: str) -> "MlflowClient":
     """A client for tracking and registry at `uri`; a SQLite file and its folder are created.
 
-    Raises: ResourceError if a server does not answer; whatever MLflow raises if a database cannot
-        be opened.
+    Raises: ResourceError if a server does not answer, or a database takes more of MLflow than is
+        installed; whatever MLflow raises if a database cannot be opened.
     """
     settle_environment()
     require_answer(uri)
+    if urlsplit(uri).scheme.partition("+")[0] in DATABASES and find_spec("sqlalchemy") is None:
+        raise ResourceError(
+            f"wanted MLflow in {without_password(uri)}, a database, got the client for its server "
+            "alone: run `pip install --constraint constraints.txt '.[train]'` in raybert's "
+            "checkout, or give the address of a server, http://…"
+        )
     if uri.startswith(SQLITE):
         _make_database(Path(uri.removeprefix(SQLITE)))
     from mlflow import MlflowClient

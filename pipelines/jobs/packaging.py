@@ -10,7 +10,7 @@ import importlib.metadata
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +115,13 @@ def _renamed(word: str, named: Mapping[str, str]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Those of this machine that a job may depend on."""
+    """Those of this machine that a job may depend on; a client has no torch."""
     import platform
 
     installed = {"python": platform.python_version(), "raybert": code_version()}
     for name in ("ray", "torch"):
-        installed[name] = importlib.metadata.version(name)
+        with suppress(importlib.metadata.PackageNotFoundError):
+            installed[name] = importlib.metadata.version(name)
     return installed
 
 

@@ -23,10 +23,11 @@ seconds already make the logs of two hosts hard to compare."""
 
 
 def check_versions(node: Node, here: Node) -> str:
-    """Python, Ray, torch, MLflow and raybert, which must be the same everywhere."""
-    theirs = {name: _release(text) for name, text in node.versions.items()}
+    """Python, Ray, torch, MLflow and raybert, which must be the same everywhere that they are."""
     ours = {name: _release(text) for name, text in here.versions.items()}
-    if None in (theirs.get("raybert"), ours["raybert"]):  # a job brings its own
+    # A client has neither torch nor all of MLflow.
+    theirs = {name: _release(text) for name, text in node.versions.items() if ours[name]}
+    if theirs.get("raybert") is None:  # a job brings its own
         theirs.pop("raybert", None)
     differ = [name for name in theirs if theirs[name] != ours[name]]
     if differ:
