@@ -24,11 +24,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-import transformers
-from transformers import BertForPreTraining
 
 from benchmarks.harness import Planned, compare, main
-from benchmarks.peer import SETTINGS, WARM_UP, TimedTrainer, training_arguments
 from benchmarks.training import steps_of
 from bert_core.batches import RankBatches, ShardSource
 from bert_core.data.docstrings import docstrings_of
@@ -115,6 +112,8 @@ class Pair:
         compiled: bool | None = None,
     ) -> None:
         """`compiled`: whether ours is; None means on a GPU."""
+        from benchmarks.peer import SETTINGS  # and so transformers' Trainer, which takes seconds
+
         self.variant, self.size, self._steps, self._rows = variant, size, steps, rows
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.peak = peak_flops(self._device)
@@ -144,6 +143,8 @@ class Pair:
         }
 
     def ours(self) -> float:
+        from benchmarks.peer import WARM_UP
+
         model, optimizer = self._model(), OptimizerConfig()
         source = ShardSource(
             lambda _: self._rows,
@@ -167,9 +168,13 @@ class Pair:
         return self._rate(tokens, work, time.perf_counter() - began)
 
     def trainer(self) -> float:
+        from transformers import BertConfig, BertForPreTraining
+
+        from benchmarks.peer import WARM_UP, TimedTrainer, training_arguments
+
         torch.manual_seed(0)
         entries = encoder_config_to_huggingface(self._config)
-        model = BertForPreTraining(transformers.BertConfig(**entries))
+        model = BertForPreTraining(BertConfig(**entries))
         examples = _Examples(self._rows, self.size * (self._steps + WARM_UP))
         on_gpu = self._device.type == "cuda"
         with tempfile.TemporaryDirectory() as folder:
@@ -336,6 +341,7 @@ class _Stage:
         self, workers: int, *, precision: Precision, rows_per_step: int, micro_batch_tokens: int
     ) -> float:
         """Tokens per second; without workers, the stage runs in its own process."""
+        from benchmarks.peer import WARM_UP
         from pipelines.pretrain import PretrainConfig
 
         config = PretrainConfig(
