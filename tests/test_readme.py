@@ -148,6 +148,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
     assert done.returncode == 0, f"{command[2]}\n\nended with {done.returncode}:\n{done.stdout}"
 
 
+@pytest.mark.guard
 def test_every_command_in_the_readme_runs(tmp_path: Path, head: Any) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     environment = dict(head.environment)

@@ -19,7 +19,9 @@ from bert_core import files
 from bert_core.data.docstrings import docstrings_of, opening
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import PairsConfig
+from bert_core.data.tokenizer import Tokenizer
 from bert_core.manifest import is_complete
+from bert_core.tasks.text_classification import TextClassification
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines import evaluate, finetune, prepare, pretrain, vocab
 from pipelines.corpus.config import CorpusConfig
@@ -213,6 +215,34 @@ def prepared(small: Small, once: Once) -> Small:
     once.made("vocab", lambda output: vocab.run(small.vocab(output)))
     once.made("shards", lambda output: prepare.run(small.prepare(output)))
     return small
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """Bundles with random weights that read the words of the corpus, up to 512 tokens."""
+
+    encoder: Path
+    """It can fill masks, and tell which sentence is next."""
+    classifier: Path
+    """Of the labelled rows."""
+
+
+@pytest.fixture(scope="session")
+def untrained(prepared: Small, tmp_path_factory: pytest.TempPathFactory) -> Untrained:
+    from bert_core.objectives.mlm import MaskedLanguageModeling
+    from bert_core.objectives.nsp import NextSentencePrediction
+    from tests import tiny
+
+    folder = tmp_path_factory.mktemp("untrained")
+    words = Tokenizer.load(prepared.folder / "vocab")
+    config = tiny.encoder_config(words.vocab_size, max_position_embeddings=512)
+    heads = [MaskedLanguageModeling, NextSentencePrediction]
+    rows = [{"text": "a", "label": label} for label in ("early", "late")]
+    task = TextClassification.from_rows(rows, TextClassification.options_of({}))
+    return Untrained(
+        encoder=tiny.bundle(folder / "encoder" / "bundle", words, config, objectives=heads),
+        classifier=tiny.bundle(folder / "classifier" / "bundle", words, config, task=task),
+    )
 
 
 @pytest.fixture(scope="session")

@@ -152,7 +152,6 @@ def test_misuse_ends_with_a_message_and_no_traceback(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("what", ["variants", "tasks", "configs", "runs"])
 def test_list_shows_what_there_is(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

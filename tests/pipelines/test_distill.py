@@ -32,20 +32,29 @@ INTERMEDIATE = LossesConfig(
 Distilling = Callable[..., DistillConfig]
 
 
-@pytest.fixture(name="on_rows")
-def _on_rows(finetuned: Any, tmp_path: Path) -> Distilling:
+def on_rows_of(small: Any, teacher: Path, folder: Path) -> Distilling:
     def config(name: str = "student", **changes: Any) -> DistillConfig:
         return DistillConfig(
-            output=str(tmp_path / name),
+            output=str(folder / name),
             **{
-                "teacher": str(finetuned.folder / "finetune" / "bundle"),
-                "train": finetuned.rows, "held_out": finetuned.rows, "rows_per_class": 16,
-                "max_length": 32, "epochs": 2.0, "batch_size": 8, "lr": 1e-3, "precision": "fp32",
-                "num_workers": 0, "tracking_uri": finetuned.tracking_uri,
+                "teacher": str(teacher), "train": small.rows, "held_out": small.rows,
+                "rows_per_class": 16, "max_length": 32, "epochs": 2.0, "batch_size": 8, "lr": 1e-3,
+                "precision": "fp32", "num_workers": 0, "tracking_uri": small.tracking_uri,
             } | changes,
         )  # fmt: skip
 
     return config
+
+
+@pytest.fixture(name="on_rows")
+def _on_rows(finetuned: Any, tmp_path: Path) -> Distilling:
+    return on_rows_of(finetuned, finetuned.folder / "finetune" / "bundle", tmp_path)
+
+
+@pytest.fixture(name="refused")
+def _refused(prepared: Any, untrained: Any, tmp_path: Path) -> Distilling:
+    """Makes configs that are refused before anything is learnt."""
+    return on_rows_of(prepared, untrained.classifier, tmp_path)
 
 
 @pytest.fixture(name="on_shards")
@@ -106,7 +115,7 @@ def test_the_student_begins_with_the_layers_that_are_named(on_rows: Distilling) 
 
     from bert_core.bundle.format import load_bundle
 
-    config = on_rows(layers=(1,), lr=1e-12, epochs=0.5, hidden_dropout_prob=0.25)
+    config = on_rows(layers=(1,), lr=1e-12, epochs=0.5, hidden_dropout_prob=0.25, held_out=None)
     distill.run(config)
     student = load_bundle(f"{config.output}/bundle")
     assert student.encoder_config.hidden_dropout_prob == 0.25
@@ -236,8 +245,8 @@ def other_words(folder: Path) -> str:
     return str(tiny.bundle(folder / "other", tiny.tokenizer(["a", "b"])))
 
 
-def test_a_student_of_other_words_is_refused(on_rows: Distilling, tmp_path: Path) -> None:
-    config = on_rows(model=other_words(tmp_path))
+def test_a_student_of_other_words_is_refused(refused: Distilling, tmp_path: Path) -> None:
+    config = refused(model=other_words(tmp_path))
     with pytest.raises(ConfigError, match="wanted a student with the vocabulary of its teacher"):
         distill.run(config)
 
@@ -278,19 +287,19 @@ def test_a_student_reads_pairs_in_training_as_it_will_when_it_answers(tmp_path: 
 
 @pytest.mark.parametrize("name", ["teacher", "model"])
 def test_a_bundle_that_has_a_graph_for_weights_is_refused(
-    on_rows: Distilling, name: str, tmp_path: Path
+    refused: Distilling, name: str, tmp_path: Path
 ) -> None:
     from bert_core.bundle.format import load_bundle, save_bundle
     from bert_core.bundle.weights import build_model
 
-    bundle = load_bundle(on_rows().teacher)
+    bundle = load_bundle(refused().teacher)
     assert bundle.task is not None
     save_bundle(
         tmp_path / "exported", build_model(bundle, []), bundle.tokenizer, task=bundle.task,
         metrics={}, lineage={}, graph=(GRAPHS["fp32"], lambda path: path.write_bytes(b"graph")),
     )  # fmt: skip
     with pytest.raises(FormatError, match=r"got an exported one with onnx/model\.onnx inst"):
-        distill.run(on_rows(**{name: str(tmp_path / "exported")}))
+        distill.run(refused(**{name: str(tmp_path / "exported")}))
 
 
 def test_a_student_does_not_take_over_the_sizes_of_its_teachers_vectors(
@@ -347,9 +356,9 @@ def test_shards_of_other_words_are_refused(on_shards: Distilling, tmp_path: Path
     ],
 )
 def test_what_does_not_fit_the_teacher_is_refused(
-    on_rows: Distilling, changes: dict[str, Any], wanted: str, tmp_path: Path
+    refused: Distilling, changes: dict[str, Any], wanted: str, tmp_path: Path
 ) -> None:
-    config = on_rows(**changes)
+    config = refused(**changes)
     if "task" in changes:
         rows = [{"tokens": ["a"], "tags": [tag]} for tag in ("B-x", "O")] * 8
         path = tmp_path / "tags.jsonl"
@@ -361,19 +370,19 @@ def test_what_does_not_fit_the_teacher_is_refused(
 
 
 def test_a_teacher_without_a_task_has_none_for_its_student(
-    on_rows: Distilling, on_shards: Distilling
+    refused: Distilling, untrained: Any
 ) -> None:
     with pytest.raises(ConfigError, match=r"task: wanted one of .*regression.*: give --task"):
-        distill.run(on_rows(teacher=on_shards().teacher))
+        distill.run(refused(teacher=str(untrained.encoder)))
 
 
 def test_rows_whose_answers_are_places_are_not_augmented(
-    on_rows: Distilling, tmp_path: Path
+    refused: Distilling, tmp_path: Path
 ) -> None:
     rows = [{"tokens": ["a"], "tags": [tag]} for tag in ("B-x", "O")] * 8
     path = tmp_path / "tags.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = on_rows(
+    config = refused(
         task="token-classification", augmentation=AugmentationConfig(copies=1), held_out=None,
         losses=INTERMEDIATE, rows_per_class=None,
     )  # fmt: skip
@@ -381,44 +390,42 @@ def test_rows_whose_answers_are_places_are_not_augmented(
         distill.run(replace(config, train=replace(config.train, source=str(path))))
 
 
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
+ON_ROWS: dict[str, Any] = {
+    "output": "out", "teacher": "teacher", "train": LabelledConfig(source="rows.jsonl"),
+    "held_out": LabelledConfig(source="rows.jsonl"), "rows_per_class": 16, "max_length": 32,
+}  # fmt: skip
+ON_SHARDS: dict[str, Any] = {"output": "out", "teacher": "teacher", "shards": "shards"}
+
+
+def test_a_config_that_contradicts_itself_is_refused() -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"variant": "bert-none"}, "variant: wanted one of"),
         ({"variant": "bert-tiny", "layers": (0,)}, "layers: wanted none with variant"),
         ({"shards": "x"}, "shards: wanted no train, held_out, rows_per_class, max_length with"),
         ({"held_out_rows": 0}, "held_out_rows: wanted at least 1"),
         ({"layer_map": (1,)}, r"layer_map: wanted none when no layers are compared, got \[1\]"),
-    ],
-)
-def test_a_config_that_contradicts_itself_is_refused(
-    on_rows: Distilling, changes: dict[str, Any], wanted: str
-) -> None:
-    with pytest.raises(ConfigError, match=wanted):
-        on_rows(**changes)
+    ]
+    for changes, wanted in refused:
+        with pytest.raises(ConfigError, match=wanted):
+            DistillConfig(**ON_ROWS | changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
+def test_what_shards_do_not_have_is_refused() -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"task": "token-classification"}, "shards: wanted no task with it"),
         ({"options": {"multi_label": True}}, "shards: wanted no options with it"),
         ({"selection": SelectionConfig(share=0.1)}, "shards: wanted no selection with it"),
         ({"augmentation": AugmentationConfig(copies=1)}, "shards: wanted no augmentation with"),
         ({"examples": 0}, "shards: wanted no examples with it"),
         ({"seeds": (0, 1)}, "seeds: wanted one with shards, got 2"),
-    ],
-)
-def test_what_shards_do_not_have_is_refused(
-    on_shards: Distilling, changes: dict[str, Any], wanted: str
-) -> None:
-    with pytest.raises(ConfigError, match=wanted):
-        on_shards(**changes)
+    ]
+    for changes, wanted in refused:
+        with pytest.raises(ConfigError, match=wanted):
+            DistillConfig(**ON_SHARDS | changes)
 
 
-@pytest.mark.parametrize(
-    ("weights", "wanted"),
-    [
+def test_losses_that_teach_nothing_are_refused() -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"soft": -1.0}, "losses.soft: wanted at least 0"),
         (
             {"soft": 0.0, "hard": 0.0, "cosine": 0.0, "attention": 1.0},
@@ -427,21 +434,18 @@ def test_what_shards_do_not_have_is_refused(
         ({"soft": math.inf}, "losses.soft: wanted at least 0 and finite, got inf"),
         ({"temperature": 0.0}, "losses.temperature: wanted above 0"),
         ({"temperature": math.inf}, "losses.temperature: wanted above 0 and finite, got inf"),
-    ],
-)
-def test_losses_that_teach_nothing_are_refused(weights: dict[str, float], wanted: str) -> None:
-    with pytest.raises(ConfigError, match=wanted):
-        LossesConfig(**weights)
+    ]
+    for weights, wanted in refused:
+        with pytest.raises(ConfigError, match=wanted):
+            LossesConfig(**weights)
 
 
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
+def test_an_augmentation_out_of_range_is_refused() -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"copies": -1}, "augmentation.copies: wanted at least 0"),
         ({"share": 0.0}, "augmentation.share: wanted above 0"),
         ({"candidates": 0}, "augmentation.candidates: wanted at least 1"),
-    ],
-)
-def test_an_augmentation_out_of_range_is_refused(changes: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(ConfigError, match=wanted):
-        AugmentationConfig(**changes)
+    ]
+    for changes, wanted in refused:
+        with pytest.raises(ConfigError, match=wanted):
+            AugmentationConfig(**changes)

@@ -27,7 +27,7 @@ ROWS = 200
 
 
 @pytest.fixture(scope="module")
-def likeness(pretrained: Any) -> LabelledConfig:
+def likeness(pretrained: Any, tmp_path_factory: pytest.TempPathFactory) -> LabelledConfig:
     """Pairs of texts with the cosine that the pretrained encoder gives them: none does better."""
     from bert_core.predictor import Predictor
 
@@ -38,7 +38,7 @@ def likeness(pretrained: Any) -> LabelledConfig:
     for pair, vectors in zip(pairs, predictor.forward(windows), strict=True):
         first, second = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         pair["score"] = float(first @ second)
-    path = pretrained.folder / "likeness.jsonl"
+    path = tmp_path_factory.mktemp("likeness") / "likeness.jsonl"
     path.write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
     return LabelledConfig(source=str(path))
 
@@ -203,7 +203,6 @@ def test_8_bits_that_cost_too_much_are_refused_and_nothing_is_written(
     assert not files.exists(f"{config.output}/manifest.json")
 
 
-@pytest.mark.drill
 def test_an_export_that_was_not_asked_for_8_bits_is_not_told_to_leave_them_out(
     config: ExportConfig,
 ) -> None:

@@ -36,10 +36,9 @@ def on_bucket(prepared: Any, object_store: str, tmp_path: Path) -> PretrainConfi
     return replace(config, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
 
 
-def assert_as_on_disk(config: PretrainConfig, prepared: Any, tmp_path: Path) -> None:
+def assert_as_on_disk(config: PretrainConfig, pretrained: Any) -> None:
     """The weights in the bucket are those of a run with all on this disk, bit for bit."""
-    pretrain.run(prepared.pretrain(tmp_path / "alone"))
-    expected = load_file(tmp_path / "alone" / "bundle" / "model.safetensors")
+    expected = load_file(pretrained.folder / "pretrain" / "bundle" / "model.safetensors")
     trained = load(files.read_bytes(f"{config.output}/bundle/model.safetensors"))
     assert trained.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -62,10 +61,10 @@ class Outage:
         return "away" if time.monotonic() < self._until_s else None
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_bucket_that_is_away_while_shards_a_checkpoint_and_a_bundle_are_written_costs_only_time(
     on_bucket: PretrainConfig,
-    prepared: Any,
+    pretrained: Any,
     s3_endpoint: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -83,11 +82,11 @@ def test_a_bucket_that_is_away_while_shards_a_checkpoint_and_a_bundle_are_writte
     )
     with fault_proxy(s3_endpoint, outage) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
-        prepare.run(replace(prepared.prepare(tmp_path), output=shards))
+        prepare.run(replace(pretrained.prepare(tmp_path), output=shards))
         pretrain.run(replace(on_bucket, shards=shards))
     assert outage.left == []
-    assert read_manifest(shards).outputs == read_manifest(f"{prepared.folder}/shards").outputs
-    assert_as_on_disk(on_bucket, prepared, tmp_path)
+    assert read_manifest(shards).outputs == read_manifest(f"{pretrained.folder}/shards").outputs
+    assert_as_on_disk(on_bucket, pretrained)
     assert run_of(on_bucket)[0].info.status == "FINISHED"
 
 
@@ -143,10 +142,10 @@ def issuing(token: str) -> Iterator[tuple[Issuer, str]]:
         thread.join(timeout=30)
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_stage_outlives_its_credentials_where_they_are_renewed(
     on_bucket: PretrainConfig,
-    prepared: Any,
+    pretrained: Any,
     s3_endpoint: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -160,17 +159,17 @@ def test_a_stage_outlives_its_credentials_where_they_are_renewed(
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", address)
         monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", f"{tmp_path}/token")
         pretrain.run(on_bucket)
-        assert_as_on_disk(on_bucket, prepared, tmp_path)
+        assert_as_on_disk(on_bucket, pretrained)
         used = {request.signed_by or "nobody" for request in proxy.seen}
         assert used <= issuer.issued.keys()
         times = [issuer.issued[key] for key in used]
         assert max(times) - min(times) > ACCEPTED_S, "the first had expired when the last was used"
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_credentials_that_expire_for_good_end_a_stage_with_nothing_half_written(
     on_bucket: PretrainConfig,
-    prepared: Any,
+    pretrained: Any,
     s3_endpoint: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -210,7 +209,7 @@ def test_credentials_that_expire_for_good_end_a_stage_with_nothing_half_written(
         assert not files.exists(f"{on_bucket.output}/checkpoints/step-00000008/{LAST_FILE}")
         assert not files.exists(f"{on_bucket.output}/manifest.json")
         pretrain.run(on_bucket)
-    assert_as_on_disk(on_bucket, prepared, tmp_path)
+    assert_as_on_disk(on_bucket, pretrained)
     assert run_of(on_bucket)[0].info.status == "FINISHED"
 
 
@@ -219,10 +218,10 @@ def disk(small_disk: Callable[[str], Path]) -> Path:
     return small_disk("size=16m")
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_full_disk_below_the_cache_ends_a_stage_with_the_way_out(
     on_bucket: PretrainConfig,
-    prepared: Any,
+    pretrained: Any,
     disk: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -260,4 +259,4 @@ def test_a_full_disk_below_the_cache_ends_a_stage_with_the_way_out(
     with pytest.raises(SystemExit) as ended:
         cli.main(command)
     assert ended.value.code == 0
-    assert_as_on_disk(on_bucket, prepared, tmp_path)
+    assert_as_on_disk(on_bucket, pretrained)

@@ -24,7 +24,6 @@ from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.text_classification import TextClassification
 from pipelines import evaluate, finetune, publish
 from pipelines.corpus.labelled import LabelledConfig
-from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig, build_seed_model
 from pipelines.publish import PublishConfig
 from pipelines.training import seeds
@@ -42,26 +41,20 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def evaluated(finetuned: Any) -> Any:
-    evaluate.run(evaluation(finetuned, finetuned.folder / "evaluate"))
-    return finetuned
+def another(evaluated: Any, once: Any) -> Path:
+    """A bundle that was fine-tuned on other rows of the same set."""
 
+    def run(output: Path) -> None:
+        finetune.run(replace(evaluated.finetune(output), seeds=(5,), epochs=0.5))
 
-def evaluation(made: Any, output: Path) -> EvaluateConfig:
-    return EvaluateConfig(
-        output=str(output),
-        model=str(made.folder / "finetune" / "bundle"),
-        held_out=made.rows,
-        num_workers=0,
-        tracking_uri=made.tracking_uri,
-    )
+    made: Path = once.made("finetune-5", run)
+    return made / "bundle"
 
 
 def test_every_seed_is_measured_and_the_first_is_the_bundle(finetuned: Any) -> None:
     from bert_core.bundle.format import load_bundle
 
-    config = finetuned.finetune(finetuned.folder / "finetune")
-    counts = finetune.run(config).counts
+    counts = read_manifest(str(finetuned.folder / "finetune")).counts
     assert [seed["seed"] for seed in counts["seeds"]] == [0, 1]
     assert counts["train_rows"] == 32
     bundle = load_bundle(finetuned.folder / "finetune" / "bundle")
@@ -277,7 +270,7 @@ def test_a_model_that_learnt_little_is_told_from_one_that_learnt(
     assert re.search(r"finetune: accuracy \d+\.\d\s% on \d+ held-out rows, mean of 1 seed, ", told)
     assert "an answer that ignores the input has accuracy" in told
     assert "try more epochs than 0.5, or a higher lr than 1e-09 (small encoders take 1e-3)" in told
-    finetune.run(replace(still, output=str(tmp_path / "learnt"), lr=2e-3, epochs=30.0))
+    finetune.run(replace(still, output=str(tmp_path / "learnt"), lr=2e-3, epochs=12.0))
     assert "so little was learnt" not in capsys.readouterr().out
 
 
@@ -306,7 +299,7 @@ def test_evaluation_has_every_row_once_and_in_order_and_its_accuracy_is_theirs(
     table = pq.read_table(folder / "predictions.parquet").to_pylist()
     assert [row["text"] for row in table] == [row["text"] for row in rows]
     right = np.mean([row["predicted_label"] == row["label"] for row in table])
-    counts = evaluate.run(evaluation(evaluated, folder)).counts
+    counts = read_manifest(str(folder)).counts
     assert counts["accuracy"] == pytest.approx(right)
     assert (folder / "answers.png").stat().st_size > 1000
 
@@ -314,7 +307,7 @@ def test_evaluation_has_every_row_once_and_in_order_and_its_accuracy_is_theirs(
 def test_an_evaluation_tells_what_went_most_wrong(evaluated: Any, tmp_path: Path) -> None:
     folder = evaluated.folder / "evaluate"
     table = pq.read_table(folder / "predictions.parquet").to_pylist()
-    counts = evaluate.run(evaluation(evaluated, folder)).counts
+    counts = read_manifest(str(folder)).counts
     wrong = [row for row in table if row["predicted_label"] != row["label"]]
     lines = [json.loads(line) for line in (folder / "worst.jsonl").read_text().splitlines()]
     assert counts["wrong_rows"] == len(wrong)
@@ -332,7 +325,7 @@ def test_an_evaluation_tells_what_went_most_wrong(evaluated: Any, tmp_path: Path
     )
     usual = max(figures["support"] for figures in classes.values())
     assert counts["baseline_accuracy"] == pytest.approx(usual / len(table))
-    few = replace(evaluation(evaluated, tmp_path / "few"), worst=3)
+    few = replace(evaluated.evaluate(tmp_path / "few"), worst=3)
     evaluate.run(few)
     assert (tmp_path / "few" / "worst.jsonl").read_text().splitlines() == [
         json.dumps(line, ensure_ascii=False) for line in lines[:3]
@@ -341,7 +334,7 @@ def test_an_evaluation_tells_what_went_most_wrong(evaluated: Any, tmp_path: Path
 
 @pytest.mark.usefixtures("local_ray")
 def test_evaluation_on_workers_is_the_same(evaluated: Any, tmp_path: Path) -> None:
-    evaluate.run(replace(evaluation(evaluated, tmp_path / "two"), num_workers=2))
+    evaluate.run(replace(evaluated.evaluate(tmp_path / "two"), num_workers=2))
     two, none = (
         pq.read_table(folder / "predictions.parquet").to_pylist()
         for folder in (tmp_path / "two", evaluated.folder / "evaluate")
@@ -351,13 +344,14 @@ def test_evaluation_on_workers_is_the_same(evaluated: Any, tmp_path: Path) -> No
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.guard
 def test_the_champion_predicts_from_a_process_that_has_only_the_package(
     evaluated: Any, tmp_path: Path
 ) -> None:
     from bert_core.predictor import Predictor
 
     config = PublishConfig(
-        output=str(evaluated.folder / "publish"),
+        output=str(tmp_path / "publish"),
         model=str(evaluated.folder / "finetune" / "bundle"),
         evaluation=str(evaluated.folder / "evaluate"),
         name="early-or-late",
@@ -443,7 +437,7 @@ def test_a_champion_of_another_task_stays_and_is_not_compared(
     told = {"out_of_scope": "late"}
     other = replace(evaluated.finetune(tmp_path / "other"), options=told, seeds=(0,), epochs=0.5)
     finetune.run(other)
-    measured = replace(evaluation(evaluated, tmp_path / "evaluate"), model=f"{other.output}/bundle")
+    measured = replace(evaluated.evaluate(tmp_path / "evaluate"), model=f"{other.output}/bundle")
     evaluate.run(measured)
     second = replace(
         config, output=str(tmp_path / "second"), model=measured.model, evaluation=measured.output
@@ -460,7 +454,7 @@ def test_a_champion_of_another_task_stays_and_is_not_compared(
 
 
 def test_a_model_is_compared_on_rows_that_trained_neither(
-    evaluated: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    evaluated: Any, another: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from bert_core.bundle.format import load_bundle
 
@@ -470,7 +464,6 @@ def test_a_model_is_compared_on_rows_that_trained_neither(
         tracking_uri=evaluated.tracking_uri,
     )  # fmt: skip
     assert publish.run(config).counts["is_champion"], "there is none to compare it with"
-    finetune.run(replace(evaluated.finetune(tmp_path / "other"), seeds=(5,), epochs=0.5))
     lines = Path(evaluated.rows.source).read_text().splitlines()
     bundle = load_bundle(config.model)
     task = TextClassification(["early", "late"])
@@ -483,8 +476,8 @@ def test_a_model_is_compared_on_rows_that_trained_neither(
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(f"{line}\n" for line in reversed(lines)))
         measured = replace(
-            evaluation(evaluated, tmp_path / f"evaluate-{name}"),
-            model=str(tmp_path / "other" / "bundle"),
+            evaluated.evaluate(tmp_path / f"evaluate-{name}"),
+            model=str(another),
             held_out=LabelledConfig(source=str(path)),
         )
         counts = evaluate.run(measured).counts
@@ -515,7 +508,7 @@ def test_held_out_rows_that_were_trained_on_are_counted(evaluated: Any) -> None:
     from bert_core.bundle.format import load_bundle
 
     config = evaluated.finetune(evaluated.folder / "finetune")
-    counts = finetune.run(config).counts
+    counts = read_manifest(config.output).counts
     lines = Path(evaluated.rows.source).read_text().splitlines()
     bundle = load_bundle(f"{config.output}/bundle")
     seen = bundle.has_seen(TextClassification([]), [json.loads(line) for line in lines])
@@ -529,7 +522,7 @@ def test_an_evaluation_of_what_the_bundle_is_not_registered_for_is_refused(
     rows = [{"text": "an axis", "text_pair": f"axis {n}", "score": n % 5} for n in range(8)]
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
     measured = replace(
-        evaluation(evaluated, tmp_path / "evaluate"),
+        evaluated.evaluate(tmp_path / "evaluate"),
         task="feature-extraction",
         held_out=LabelledConfig(source=str(pairs)),
     )
@@ -543,11 +536,12 @@ def test_an_evaluation_of_what_the_bundle_is_not_registered_for_is_refused(
     assert champion("vectors", uri=evaluated.tracking_uri) is None
 
 
-def test_an_evaluation_of_another_bundle_is_refused(evaluated: Any, tmp_path: Path) -> None:
-    finetune.run(replace(evaluated.finetune(tmp_path / "other"), seeds=(5,), epochs=0.5))
+def test_an_evaluation_of_another_bundle_is_refused(
+    evaluated: Any, another: Path, tmp_path: Path
+) -> None:
     config = PublishConfig(
         output=str(tmp_path / "publish"),
-        model=str(tmp_path / "other" / "bundle"),
+        model=str(another),
         evaluation=str(evaluated.folder / "evaluate"),
         name="early-or-late",
         num_workers=0,
@@ -557,9 +551,8 @@ def test_an_evaluation_of_another_bundle_is_refused(evaluated: Any, tmp_path: Pa
         publish.run(config)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_settings_out_of_range_are_refused(small: Any) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"epochs": 0.0}, "epochs: wanted above 0 and finite, got 0"),
         ({"epochs": math.inf}, "epochs: wanted above 0 and finite, got inf"),
         ({"seeds": (1, 1)}, "seeds: wanted different numbers"),
@@ -572,49 +565,54 @@ def test_an_evaluation_of_another_bundle_is_refused(evaluated: Any, tmp_path: Pa
         ({"layer_decay": 1.5}, "layer_decay: wanted above 0 and at most 1, got 1.5"),
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob: wanted at least 0 and below 1, got 1"),
         ({"examples": 21}, "examples: wanted 0 to 20, got 21"),
-    ],
-)
-def test_settings_out_of_range_are_refused(
-    small: Any, change: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        replace(small.finetune(Path("x")), **change)
+    ]
+    for change, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            replace(small.finetune(Path("x")), **change)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_an_invalid_selection_is_refused() -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"share": 1.0}, "selection.share: wanted at least 0 and below 1, got 1"),
         ({"every_epochs": math.inf}, "selection.every_epochs: wanted above 0 and finite, got inf"),
         ({"share": 0.1, "patience": -1}, "selection.patience: wanted at least 0, got -1"),
         ({"patience": 2}, "patience: wanted 0 without rows to measure on, got 2: set selection"),
-    ],
-)
-def test_a_selection_that_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SelectionConfig(**given)
+    ]
+    for given, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            SelectionConfig(**given)
 
 
 def test_a_row_that_the_task_cannot_take_is_named_with_its_file(
-    evaluated: Any, tmp_path: Path
+    small: Any, untrained: Any, tmp_path: Path
 ) -> None:
     rows = LabelledConfig(source=str(tmp_path / "dev.jsonl"))
     Path(rows.source).write_text(
         '{"text": "a", "label": "late"}\n{"text": "b", "label": "never"}\n'
     )
     unknown = r"row 2: its label 'never' is not one of the training rows', which are early, late:"
-    config = replace(evaluated.finetune(tmp_path / "finetune"), held_out=rows)
+    config = replace(
+        small.finetune(tmp_path / "finetune"), model=str(untrained.encoder), held_out=rows
+    )
     with pytest.raises(CorpusError, match=rf"dev\.jsonl \(held_out\), {unknown}"):
         finetune.run(config)
     with pytest.raises(CorpusError, match=rf"dev\.jsonl, {unknown}"):
-        evaluate.run(replace(evaluation(evaluated, tmp_path / "evaluate"), held_out=rows))
+        evaluate.run(
+            replace(
+                small.evaluate(tmp_path / "evaluate"),
+                model=str(untrained.classifier),
+                held_out=rows,
+            )
+        )
     Path(rows.source).write_text('{"text": "a", "label": "late"}\n' * 2)
     with pytest.raises(CorpusError, match=r"dev\.jsonl, training rows: wanted at least two labels"):
         finetune.run(replace(config, train=rows))
 
 
-def test_rows_that_are_missing_or_too_few_are_refused(pretrained: Any, tmp_path: Path) -> None:
-    config = pretrained.finetune(tmp_path / "out")
+def test_rows_that_are_missing_or_too_few_are_refused(
+    small: Any, untrained: Any, tmp_path: Path
+) -> None:
+    config = replace(small.finetune(tmp_path / "out"), model=str(untrained.encoder))
     nowhere = LabelledConfig(source=str(tmp_path / "no.jsonl"))
     with pytest.raises(CorpusError, match=r"no.jsonl: wanted a file, a folder or a glob"):
         finetune.run(replace(config, train=nowhere))

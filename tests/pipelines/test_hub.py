@@ -308,7 +308,7 @@ def uploads(hub: Hub) -> list[str]:
     return [request for request in hub.requests if request.startswith("PUT ")]
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_an_upload_that_failed_goes_on_and_removes_what_the_bundle_no_longer_has(
     hub: Hub, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,7 +357,7 @@ def test_who_may_not_upload_is_told_before_anything_is_registered(
         publish.run(ready.config)
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_private_model_is_private_and_never_becomes_public_by_mistake(
     hub: Hub, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,7 +87,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory, s3_endpoint: str) -> Iter
         database.remove()
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_name_that_the_server_does_not_allow_is_told_apart(
     tracking: Tracking, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +141,7 @@ def test_a_server_that_is_away_is_no_refusal() -> None:
         require_answer("http://127.0.0.1:9")
 
 
+@pytest.mark.guard
 def test_the_doctor_writes_and_deletes_a_run_with_an_artifact(tracking: Tracking) -> None:
     before = tracking.objects()
     told = write_and_delete_run(tracking.server.uri)
@@ -150,6 +151,7 @@ def test_the_doctor_writes_and_deletes_a_run_with_an_artifact(tracking: Tracking
     assert tracking.objects() == before
 
 
+@pytest.mark.guard
 @pytest.mark.parametrize("way", ["proxied", "direct"])
 def test_artifacts_go_through_the_server_or_directly_to_the_bucket(
     way: str, tracking: Tracking, object_store: str, tmp_path: Path
@@ -169,7 +171,7 @@ def test_artifacts_go_through_the_server_or_directly_to_the_bucket(
     assert tracking.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() == b"# a card"
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_the_page_of_a_run_is_on_the_server_that_it_was_written_to(
     tracking: Tracking,
     object_store: str,
@@ -191,7 +193,7 @@ def test_the_page_of_a_run_is_on_the_server_that_it_was_written_to(
         )
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 @pytest.mark.usefixtures("local_ray")
 def test_what_dies_under_a_training_run_loses_no_point_and_repeats_none(
     tracking: Tracking,

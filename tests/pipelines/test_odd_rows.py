@@ -1,7 +1,6 @@
 """Odd rows through the stages: each refuses them by name or counts them in its manifest."""
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bert_core import files
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.examples import LONGEST
 from bert_core.tasks.fill_mask import by_mask
@@ -44,9 +42,10 @@ def written(tmp_path: Path) -> Written:
 
 
 @pytest.fixture
-def tuning(pretrained: Any, tmp_path: Path, written: Written) -> FinetuneConfig:
+def tuning(small: Any, untrained: Any, tmp_path: Path, written: Written) -> FinetuneConfig:
     return replace(
-        pretrained.finetune(tmp_path / "finetune"),
+        small.finetune(tmp_path / "finetune"),
+        model=str(untrained.encoder),
         train=written("train.jsonl", GOOD),
         held_out=written("held_out.jsonl", GOOD),
         rows_per_class=None,
@@ -56,12 +55,12 @@ def tuning(pretrained: Any, tmp_path: Path, written: Written) -> FinetuneConfig:
 
 
 @pytest.fixture
-def evaluation(finetuned: Any, tmp_path: Path) -> EvaluateConfig:
+def evaluation(small: Any, untrained: Any, tmp_path: Path) -> EvaluateConfig:
     return EvaluateConfig(
         output=str(tmp_path / "evaluate"),
-        model=str(finetuned.folder / "finetune" / "bundle"),
+        model=str(untrained.classifier),
         num_workers=0,
-        tracking_uri=finetuned.tracking_uri,
+        tracking_uri=small.tracking_uri,
     )
 
 
@@ -103,16 +102,16 @@ def test_rows_to_fine_tune_on_that_will_not_do_are_named(
 
 
 def test_a_row_that_an_evaluation_cannot_take_has_its_number_in_the_file(
-    pretrained: Any, tmp_path: Path, written: Written
+    small: Any, untrained: Any, tmp_path: Path, written: Written
 ) -> None:
     rows = [{"text": "[MASK]", "words": ["a"]}] * 600  # which no worker takes all at once
     rows[513] = {"text": "[MASK]", "words": ["a", "b"]}
     config = EvaluateConfig(
         output=str(tmp_path / "evaluate"),
-        model=str(pretrained.folder / "pretrain" / "bundle"),
+        model=str(untrained.encoder),
         held_out=written("masks.jsonl", rows),
         num_workers=0,
-        tracking_uri=pretrained.tracking_uri,
+        tracking_uri=small.tracking_uri,
     )
     with pytest.raises(CorpusError, match=r"masks.jsonl, row 514: wanted a word for each mask"):
         evaluate.run(config)
@@ -151,14 +150,14 @@ def test_a_mask_that_is_cut_off_is_not_learned_and_its_row_is_counted(
 
 
 def test_a_mask_that_is_cut_off_counts_as_wrong_and_perplexity_is_without_it(
-    pretrained: Any, tmp_path: Path, written: Written
+    small: Any, untrained: Any, tmp_path: Path, written: Written
 ) -> None:
     config = EvaluateConfig(
         output=str(tmp_path / "far"),
-        model=str(pretrained.folder / "pretrain" / "bundle"),
+        model=str(untrained.encoder),
         held_out=written("far.jsonl", [NEAR] * 8 + [NEAR_AND_FAR] * 4 + [FAR] * 3),
         num_workers=0,
-        tracking_uri=pretrained.tracking_uri,
+        tracking_uri=small.tracking_uri,
     )
     far = evaluate.run(config).counts
     assert (far["rows"], far["rows_cut"]) == (15, 7)
@@ -233,9 +232,14 @@ def test_an_evaluation_counts_the_lines_that_are_broken(
 
 
 def test_a_bundle_is_published_by_an_evaluation_whose_first_rows_are_too_long(
-    evaluation: EvaluateConfig, written: Written
+    evaluation: EvaluateConfig, finetuned: Any, written: Written
 ) -> None:
-    evaluate.run(replace(evaluation, held_out=written("long.jsonl", ODD[2:] * 2 + GOOD)))
+    evaluation = replace(
+        evaluation,
+        model=str(finetuned.folder / "finetune" / "bundle"),
+        held_out=written("long.jsonl", ODD[2:] * 2 + GOOD),
+    )
+    evaluate.run(evaluation)
     config = PublishConfig(
         output=f"{evaluation.output}-publish", model=evaluation.model, name="of-long-rows",
         evaluation=evaluation.output, num_workers=0, tracking_uri=evaluation.tracking_uri,
@@ -246,23 +250,19 @@ def test_a_bundle_is_published_by_an_evaluation_whose_first_rows_are_too_long(
 
 
 def test_a_bundle_without_examples_is_published_if_all_rows_are_too_long_to_be_shown(
-    evaluation: EvaluateConfig, written: Written, tmp_path: Path
+    evaluation: EvaluateConfig, written: Written
 ) -> None:
     from bert_core.bundle.format import load_bundle
 
-    bundle = Path(shutil.copytree(evaluation.model, tmp_path / "without_examples"))
-    record = files.read_json(str(bundle / "raybert.json"))
-    del record["examples"]
-    files.write_json(str(bundle / "raybert.json"), record)
+    assert load_bundle(evaluation.model).examples == ()
     long = [row | {"text": row["text"] + " long" * LONGEST} for row in GOOD]
-    measured = replace(evaluation, model=str(bundle), held_out=written("long.jsonl", long))
-    evaluate.run(measured)
+    evaluate.run(replace(evaluation, held_out=written("long.jsonl", long)))
     config = PublishConfig(
-        output=f"{evaluation.output}-publish", model=measured.model, name="of-long-rows-only",
-        evaluation=measured.output, num_workers=0, tracking_uri=evaluation.tracking_uri,
+        output=f"{evaluation.output}-publish", model=evaluation.model, name="of-long-rows-only",
+        evaluation=evaluation.output, num_workers=0, tracking_uri=evaluation.tracking_uri,
     )  # fmt: skip
     assert publish.run(config).counts["is_champion"]
-    task = load_bundle(bundle).task
+    task = load_bundle(evaluation.model).task
     assert task is not None
     assert repr(task.examples[0]) in Path(config.output, "model_card.md").read_text()
 

@@ -41,7 +41,7 @@ def container(azurite: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"az://{name}"
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_container_does_all_that_is_asked_of_a_bucket(
     container: str, azurite: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +74,7 @@ def test_a_container_does_all_that_is_asked_of_a_bucket(
     assert len(list(check_storage(f"{container}/out"))) == 5
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_an_output_in_a_container_has_one_writer(container: str) -> None:
     output = f"{container}/out"
     with lease.held(output), pytest.raises(ResourceError, match="has been writing it since"):
@@ -84,7 +84,7 @@ def test_an_output_in_a_container_has_one_writer(container: str) -> None:
         assert files.read_json(f"{output}/{lease.NAME}")["number"] == 2
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_errors_name_what_azure_calls_it(container: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ResourceError, match=r"there is no bucket 'absent' .* or set RAYBERT_"):
         files.write_bytes("az://absent/a", b"a")
@@ -96,7 +96,7 @@ def test_errors_name_what_azure_calls_it(container: str, monkeypatch: pytest.Mon
         files.write_bytes(f"{container}/a", b"a")
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_stages_work_on_a_container(prepared: Any, container: str, tmp_path: Path) -> None:
     """The same bytes as on this disk."""
     files.write_bytes(f"{container}/text.txt", prepared.text.read_bytes())

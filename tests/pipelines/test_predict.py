@@ -26,14 +26,14 @@ TEXTS = [
 
 
 @pytest.fixture
-def config(finetuned: Any, tmp_path: Path) -> PredictConfig:
+def config(untrained: Any, tmp_path: Path) -> PredictConfig:
     return PredictConfig(
         output=str(tmp_path / "out"),
-        model=str(finetuned.folder / "finetune" / "bundle"),
+        model=str(untrained.classifier),
         source=str(tmp_path / "rows.jsonl"),
         part_bytes=1000,
         num_workers=0,
-        tracking_uri=finetuned.tracking_uri,
+        tracking_uri=f"sqlite:///{tmp_path}/mlflow.db",
     )
 
 
@@ -306,10 +306,10 @@ def test_a_run_that_was_killed_goes_on_with_the_parts_that_are_missing(
     assert predict.run(whole).outputs == predict.run(config).outputs
 
 
-def test_a_pretrained_model_fills_masks(finetuned: Any, config: PredictConfig) -> None:
+def test_an_encoder_fills_masks(untrained: Any, config: PredictConfig) -> None:
     rows = [{"text": "Return the [MASK]."}, {"text": "no mask"}, {"text": "[MASK] a [MASK]."}]
     Path(str(config.source)).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    model = str(finetuned.folder / "pretrain" / "bundle")
+    model = str(untrained.encoder)
     counts = predict.run(replace(config, model=model, part_bytes=1_000_000)).counts
     assert (counts["rows"], counts["rejected_not_taken"]) == (2, 1)
     assert [len(row["predicted_words"]) for row in lines_of(f"{config.output}/rows")] == [1, 2]

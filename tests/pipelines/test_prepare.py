@@ -48,7 +48,7 @@ def command(config: Any) -> list[str]:
     )  # fmt: skip
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 @pytest.mark.parametrize("block_bytes", [7_777, 10_000_000])
 def test_block_size_changes_nothing(prepared: Any, tmp_path: Path, block_bytes: int) -> None:
     prepare.run(replace(prepared.prepare(tmp_path / "shards"), block_bytes=block_bytes))
@@ -56,17 +56,14 @@ def test_block_size_changes_nothing(prepared: Any, tmp_path: Path, block_bytes: 
 
 
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("num_workers", [1, 4])
-def test_the_number_of_workers_changes_nothing(
-    prepared: Any, tmp_path: Path, num_workers: int
-) -> None:
-    config = replace(prepared.prepare(tmp_path / "shards"), num_workers=num_workers)
-    prepare.run(replace(config, block_bytes=9_000 * num_workers))
+def test_the_number_of_workers_changes_nothing(prepared: Any, tmp_path: Path) -> None:
+    config = replace(prepared.prepare(tmp_path / "shards"), num_workers=4, block_bytes=36_000)
+    prepare.run(config)
     assert len(digests(tmp_path / "shards")) > 3
     assert digests(tmp_path / "shards") == digests(prepared.folder / "shards")
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_restart_makes_only_what_is_missing(prepared: Any, tmp_path: Path) -> None:
     shutil.copytree(prepared.folder / "shards", tmp_path / "shards")
     config = prepared.prepare(tmp_path / "shards")
@@ -80,7 +77,8 @@ def test_a_restart_makes_only_what_is_missing(prepared: Any, tmp_path: Path) -> 
     assert digests(tmp_path / "shards") == digests(prepared.folder / "shards")
 
 
-@pytest.mark.drill
+@pytest.mark.ray
+@pytest.mark.guard
 def test_a_run_that_everything_happens_to_ends_in_the_same_bytes(
     prepared: Any, tmp_path: Path
 ) -> None:
@@ -108,7 +106,7 @@ def test_a_run_that_everything_happens_to_ends_in_the_same_bytes(
     assert not (folder / "fragments").exists()
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_restart_under_other_names_loses_and_repeats_no_document(
     prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +199,7 @@ def test_a_document_of_50_megabytes_passes(prepared: Any, tmp_path: Path, data_d
     assert manifest.counts["row_tokens"] > 10e6
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_row_unmasked_is_text_of_the_corpus_and_held_out_text_is_in_no_training_shard(
     prepared: Any,
 ) -> None:
@@ -446,6 +444,7 @@ def test_workers_in_another_folder_find_the_evaluation_sets(
     quality = QualityConfig(contamination=("sets",))
     config = prepared.prepare(tmp_path / "shards")
     prepare.run(replace(config, quality=quality, num_workers=1, force=True))
+    assert digests(tmp_path / "shards") == digests(prepared.folder / "shards"), "by one worker"
     named = (tmp_path / "shards" / "contamination.jsonl").read_text()
     assert json.loads(named)["source"] == str(tmp_path / "sets" / "rows.jsonl")
 
@@ -518,7 +517,6 @@ def test_an_output_within_the_corpus_is_no_part_of_it(prepared: Any, tmp_path: P
     assert digests(tmp_path / "out" / "shards") == digests(prepared.folder / "shards")
 
 
-@pytest.mark.drill
 def test_a_mistake_in_a_remark_is_found_before_the_work(prepared: Any, tmp_path: Path) -> None:
     config = replace(prepared.prepare(tmp_path / "shards"), compare_with=str(tmp_path / "none"))
     with pytest.raises(FormatError, match=r"none: wanted tokenizer.json or vocab.txt, found neith"):
@@ -526,7 +524,7 @@ def test_a_mistake_in_a_remark_is_found_before_the_work(prepared: Any, tmp_path:
     assert not (tmp_path / "shards").exists()
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_disk_that_fills_is_named_and_the_run_goes_on_when_there_is_room(
     prepared: Any, small_disk: Callable[[str], Path]
 ) -> None:
@@ -541,15 +539,7 @@ def test_a_disk_that_fills_is_named_and_the_run_goes_on_when_there_is_room(
     assert digests(disk / "shards") == digests(prepared.folder / "shards")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"shard_bytes": 10}, "shard_bytes: wanted at least 1024, got 10"),
-        ({"block_bytes": 10}, "block_bytes: wanted at least 1024, got 10"),
-    ],
-)
-def test_settings_out_of_range_are_refused(
-    prepared: Any, change: dict[str, int], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        replace(prepared.prepare(Path("x")), **change)
+@pytest.mark.parametrize("name", ["shard_bytes", "block_bytes"])
+def test_settings_out_of_range_are_refused(small: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: wanted at least 1024, got 10"):
+        replace(small.prepare(Path("x")), **{name: 10})

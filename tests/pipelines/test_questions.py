@@ -1,7 +1,9 @@
 """Questions about passages through the stages: all of them read a passage in the same windows."""
 
 import json
-from dataclasses import replace
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -31,53 +33,74 @@ def article(number: int) -> dict[str, Any]:
     return {"title": str(number), "paragraphs": [{"context": context, "qas": [question]}]}
 
 
-def test_an_evaluation_reads_passages_in_the_windows_of_training(
-    pretrained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from bert_core.bundle.format import load_bundle
-    from bert_core.predictor import Predictor
+@dataclass(frozen=True)
+class Answering:
+    """A bundle that was fine-tuned on questions, and what was measured of it."""
 
-    data = tmp_path / "squad.json"
+    folder: Path
+    rows: LabelledConfig
+    trained: dict[str, Any]
+    measured: dict[str, Any]
+    told: str
+    """By the evaluation."""
+
+
+@pytest.fixture(scope="module")
+def answering(pretrained: Any, tmp_path_factory: pytest.TempPathFactory) -> Answering:
+    folder = tmp_path_factory.mktemp("questions")
+    data = folder / "squad.json"
     data.write_text(json.dumps({"data": [article(number) for number in range(len(LINES))]}))
     rows = LabelledConfig(source=str(data), format="squad")
     config = replace(
-        pretrained.finetune(tmp_path / "finetune"),
+        pretrained.finetune(folder / "finetune"),
         task="question-answering", train=rows, held_out=rows, rows_per_class=None, seeds=(0,),
         max_length=WINDOW, epochs=20.0, batch_size=4, lr=3e-3,
     )  # fmt: skip
     trained = finetune.run(config).counts
+    evaluation = EvaluateConfig(
+        output=str(folder / "evaluate"), model=str(folder / "finetune"), held_out=rows,
+        num_workers=0, tracking_uri=pretrained.tracking_uri,
+    )  # fmt: skip
+    with redirect_stdout(StringIO()) as told:
+        measured = evaluate.run(evaluation).counts
+    return Answering(folder, rows, trained, measured, told.getvalue())
 
-    bundle = load_bundle(tmp_path / "finetune" / "bundle")
+
+def test_an_evaluation_reads_passages_in_the_windows_of_training(answering: Answering) -> None:
+    from bert_core.bundle.format import load_bundle
+    from bert_core.predictor import Predictor
+
+    bundle = load_bundle(answering.folder / "finetune" / "bundle")
     assert isinstance(bundle.task, QuestionAnswering)
     assert bundle.task.chosen.max_length == WINDOW < bundle.encoder_config.max_length
-    predictor = Predictor(tmp_path / "finetune" / "bundle", device="cpu")
+    predictor = Predictor(answering.folder / "finetune" / "bundle", device="cpu")
     paragraph = article(0)["paragraphs"][0]
     row = {"question": paragraph["qas"][0]["question"], "context": paragraph["context"]}
     windows = predictor.encode([row], None)
     assert max(window.tokens for window in windows) <= WINDOW
     assert len(windows) > 1
-
-    evaluation = EvaluateConfig(
-        output=str(tmp_path / "evaluate"), model=str(tmp_path / "finetune"), held_out=rows,
-        num_workers=0, tracking_uri=pretrained.tracking_uri,
-    )  # fmt: skip
-    capsys.readouterr()
-    measured = evaluate.run(evaluation).counts
     for name in ("exact_match", "f1"):
-        assert measured[name] == trained[f"{name}_mean"]
-    assert measured["f1"] > 0.3
-    told = capsys.readouterr().out
-    assert "evaluate: f1 " in told
-    assert "evaluate: exact_match " in told
+        assert answering.measured[name] == answering.trained[f"{name}_mean"]
+    assert answering.measured["f1"] > 0.3
+    assert "evaluate: f1 " in answering.told
+    assert "evaluate: exact_match " in answering.told
+    table = pq.read_table(answering.folder / "evaluate" / "predictions.parquet")
+    assert table["id"].to_pylist() == [f"q{number}" for number in range(len(LINES))]
+    assert all(table["predicted_answer"].to_pylist())
 
-    # A student reads in windows of its own, and its teacher is measured in the teacher's.
+
+def test_a_student_reads_in_windows_of_its_own_and_its_teacher_in_the_teachers(
+    answering: Answering, pretrained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bert_core.bundle.format import load_bundle
+
     student = DistillConfig(
-        output=str(tmp_path / "distill"), teacher=str(tmp_path / "finetune"), train=rows,
-        held_out=rows, max_length=16, epochs=1.0, batch_size=4, precision="fp32", num_workers=0,
-        tracking_uri=pretrained.tracking_uri,
+        output=str(tmp_path / "distill"), teacher=str(answering.folder / "finetune"),
+        train=answering.rows, held_out=answering.rows, max_length=16, epochs=1.0, batch_size=4,
+        precision="fp32", num_workers=0, tracking_uri=pretrained.tracking_uri,
     )  # fmt: skip
     counts = distill.run(student).counts
-    assert counts["teacher_f1"] == pytest.approx(measured["f1"])
+    assert counts["teacher_f1"] == pytest.approx(answering.measured["f1"])
     told = capsys.readouterr().out
     assert f"windows of 16 tokens, but the teacher was trained on {WINDOW}" in told
     distilled = load_bundle(tmp_path / "distill" / "bundle")
@@ -96,7 +119,3 @@ def test_an_evaluation_reads_passages_in_the_windows_of_training(
     able = load_bundle(tmp_path / "none" / "bundle").task
     assert isinstance(able, QuestionAnswering)
     assert able.chosen.no_answer
-
-    table = pq.read_table(tmp_path / "evaluate" / "predictions.parquet")
-    assert table["id"].to_pylist() == [f"q{number}" for number in range(len(LINES))]
-    assert all(table["predicted_answer"].to_pylist())

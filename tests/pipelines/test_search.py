@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +30,19 @@ def rows(pretrained: Any) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def config(pretrained: Any, rows: list[dict[str, Any]], tmp_path: Path) -> SearchConfig:
+def config(pretrained: Any, once: Any, rows: list[dict[str, Any]], tmp_path: Path) -> SearchConfig:
     """Vectors of all rows in Parquet, of every tenth in JSONL."""
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=50)
-    some = "".join(f"{json.dumps(row)}\n" for row in rows[::10])
-    (tmp_path / "queries.jsonl").write_text(some)
-    for name, source in (("corpus", "rows.parquet"), ("queries", "queries.jsonl")):
+
+    def predict_vectors(source: Path, output: Path) -> None:
+        if source.suffix == ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows), source, row_group_size=50)
+        else:
+            source.write_text("".join(f"{json.dumps(row)}\n" for row in rows[::10]))
         predict.run(
             PredictConfig(
-                output=str(tmp_path / name),
+                output=str(output),
                 model=str(pretrained.folder / "pretrain" / "bundle"),
-                source=str(tmp_path / source),
+                source=str(source),
                 task="feature-extraction",
                 answer_column="",
                 part_bytes=5000,
@@ -47,10 +50,12 @@ def config(pretrained: Any, rows: list[dict[str, Any]], tmp_path: Path) -> Searc
                 tracking_uri=pretrained.tracking_uri,
             )
         )
+
+    corpus, queries = once.folder / "corpus.parquet", once.folder / "queries.jsonl"
     return SearchConfig(
         output=str(tmp_path / "search"),
-        corpus=str(tmp_path / "corpus"),
-        queries=str(tmp_path / "queries"),
+        corpus=str(once.made("corpus", partial(predict_vectors, corpus))),
+        queries=str(once.made("queries", partial(predict_vectors, queries))),
         top_k=3,
         num_workers=0,
         tracking_uri=pretrained.tracking_uri,
@@ -108,7 +113,7 @@ def _cut(predictor: "Predictor") -> Any:
 
 
 def test_what_cannot_be_searched_is_refused(
-    config: SearchConfig, finetuned: Any, tmp_path: Path
+    config: SearchConfig, finetuned: Any, once: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"columns: wanted some of id, text, odd, got 'name'"):
         search.run(replace(config, columns=("name",)))
@@ -117,7 +122,7 @@ def test_what_cannot_be_searched_is_refused(
     other = PredictConfig(
         output=str(tmp_path / "labels"),
         model=str(finetuned.folder / "finetune" / "bundle"),
-        source=str(tmp_path / "queries.jsonl"),
+        source=str(once.folder / "queries.jsonl"),
         num_workers=0,
         tracking_uri=config.tracking_uri,
     )

@@ -26,7 +26,7 @@ from pipelines.predict import PredictConfig
 from pipelines.publish import PublishConfig
 from pipelines.training.records import read_records
 from pipelines.training.student import LossesConfig
-from tests.labelled_rows import EVERY_TRAINED_KIND, EVERY_UNTRAINED_KIND, rows_of, write
+from tests.labelled_rows import EVERY_UNTRAINED_KIND, TRAINED, rows_of, write
 from tracking.resolve import resolve
 from tracking.server import as_default, connect
 from tracking.spool import read_run
@@ -152,11 +152,18 @@ def check_student(teacher: Path, tuned: FinetuneConfig, output: Path) -> None:
 
 
 FEATURE_BASED = replace(TokenClassification.kinds[0], options={"feature_based": True})
-WAYS = [*EVERY_TRAINED_KIND, pytest.param(TokenClassification, FEATURE_BASED, id="feature-based")]
+# The first kind of every task guards what all stages do with it.
+FIRST, OTHER = pytest.mark.guard, pytest.mark.drill
+WAYS = [
+    *(
+        pytest.param(task, kind, id=name, marks=FIRST if kind is task.kinds[0] else OTHER)
+        for name, (task, kind) in TRAINED.items()
+    ),
+    pytest.param(TokenClassification, FEATURE_BASED, id="feature-based", marks=OTHER),
+]
 
 
 @pytest.mark.parametrize(("kind_of_task", "kind"), WAYS)
-@pytest.mark.drill
 def test_a_task_goes_all_the_way(
     kind_of_task: type[Task], kind: Kind, pretrained: Any, tmp_path: Path
 ) -> None:
@@ -276,12 +283,10 @@ def test_a_task_that_is_not_trained_is_answered_by_a_model_for_another(
         finetune.run(training)
 
 
-def test_a_metric_that_there_is_none_of_is_refused(pretrained: Any, tmp_path: Path) -> None:
-    finetune.run(replace(pretrained.finetune(tmp_path / "finetune"), seeds=(0,), epochs=0.5))
-    config = EvaluateConfig(
-        output=str(tmp_path / "evaluate"), model=str(tmp_path / "finetune" / "bundle"),
-        held_out=pretrained.rows, metric="bleu", num_workers=0,
-        tracking_uri=pretrained.tracking_uri,
-    )  # fmt: skip
+def test_a_metric_that_there_is_none_of_is_refused(
+    small: Any, untrained: Any, tmp_path: Path
+) -> None:
+    evaluation = small.evaluate(tmp_path / "evaluate")
+    config = replace(evaluation, model=str(untrained.classifier), metric="bleu")
     with pytest.raises(ConfigError, match=r"metric: wanted one of accuracy, .*, got 'bleu'"):
         evaluate.run(config)

@@ -26,7 +26,7 @@ from tests.processes import kill_tree, start_with_input
 from tests.waiting import wait_until
 from tracking.spool import read_run
 
-GRID = {"lr": [1e-3, 1e-5], "epochs": [1.0, 2.0]}
+GRID = {"lr": [1e-3, 1e-4, 1e-5], "epochs": [1.0]}
 # By the one rate a loss stays where it begins, by the other it leaves for good.
 ASLEEP, HOT = 1e-12, 0.1
 RUN = """
@@ -42,7 +42,7 @@ finally:
 
 
 def sweep(made: Any, output: Path, **changes: Any) -> TuneConfig:
-    """Four trials of a few steps, two at a time."""
+    """Three trials of a few steps, two at a time."""
     base = made.finetune(output)
     shared = {one.name: getattr(base, one.name) for one in fields(FinetuneConfig)}
     shared |= {
@@ -108,12 +108,12 @@ def test_the_best_of_all_trials_on_rows_that_none_trained_on_is_the_bundle(
     folder = Path(config.output)
     written = trials_of(config)
     assert [row["parameters"] for row in written["trials"]] == [
-        {"epochs": epochs, "lr": lr} for epochs in (1.0, 2.0) for lr in (1e-3, 1e-5)
+        {"epochs": 1.0, "lr": lr} for lr in (1e-3, 1e-4, 1e-5)
     ]
-    assert [row["state"] for row in written["trials"]] == ["finished"] * 4
-    assert [row["steps"] for row in written["trials"]] == [3, 3, 6, 6]
+    assert [row["state"] for row in written["trials"]] == ["finished"] * 3
+    assert [row["steps"] for row in written["trials"]] == [3, 3, 3]
     scores = [row["score"] for row in written["trials"]]
-    assert len(set(scores)) == 4
+    assert len(set(scores)) == 3
     assert written["metric"] == "loss"
     best = written["best"]
     assert best == int(np.argmin(scores))
@@ -133,7 +133,7 @@ def test_held_out_rows_are_scored_once_and_are_in_no_trial(
     assert config.held_out is not None
     rows = [json.loads(line) for line in Path(config.held_out.source).read_text().splitlines()]
     assert [[row["text"] for row in each] for each in scored] == [[row["text"] for row in rows]]
-    for number in range(4):
+    for number in range(3):
         manifest = read_manifest(f"{config.output}/trials/{number:03d}")
         assert manifest.inputs.keys() == {"model", "train"}
         assert "accuracy_mean" not in manifest.counts
@@ -151,13 +151,11 @@ def test_every_trial_is_a_run_below_that_of_the_sweep_and_the_best_is_registered
     assert parent.info.status == "FINISHED"
     assert {run.info.status for run in children} == {"FINISHED"}
     stages = sorted(run.data.tags["stage"] for run in children)
-    assert stages == ["evaluate", *["finetune"] * 4, "publish"]
+    assert stages == ["evaluate", *["finetune"] * 3, "publish"]
     tried = {
-        (float(run.data.params["lr"]), float(run.data.params["epochs"]))
-        for run in children
-        if run.data.tags["stage"] == "finetune"
+        float(run.data.params["lr"]) for run in children if run.data.tags["stage"] == "finetune"
     }
-    assert len(tried) == 4
+    assert len(tried) == 3
     counts = read_manifest(config.output).counts
     assert counts["version"] == "1" or counts["version"] == 1
     assert counts["is_champion"]
@@ -184,11 +182,11 @@ def test_asha_ends_what_does_worse_and_what_it_ended_stays_so(
     search = SweepConfig(
         method="asha",
         space={"lr": [ASLEEP, HOT]},
-        num_samples=4,
-        seed=34,
+        num_samples=3,
+        seed=1,
         reduction_factor=2.0,
     )
-    assert [trial["lr"] for trial in search.trials()] == [ASLEEP, HOT, ASLEEP, HOT]
+    assert [trial["lr"] for trial in search.trials()] == [ASLEEP, HOT, HOT]
     config = sweep(
         pretrained, tmp_path / "out", search=search, epochs=3.0, held_out=None, max_concurrent=1
     )
@@ -196,7 +194,7 @@ def test_asha_ends_what_does_worse_and_what_it_ended_stays_so(
     rows = trials_of(config)["trials"]
     stopped = [row for row in rows if row["state"] == "stopped"]
     assert [row["parameters"]["lr"] for row in stopped] == [HOT] * 2
-    assert [row["steps"] for row in rows] == [9, 3, 9, 3]
+    assert [row["steps"] for row in rows] == [9, 3, 3]
     _, children = runs_of(config)
     assert sum(run.info.status == "KILLED" for run in children) == len(stopped)
     # As if killed before its end, with one trial that has not begun.
@@ -208,7 +206,7 @@ def test_asha_ends_what_does_worse_and_what_it_ended_stays_so(
     written = {
         path: path.stat().st_mtime_ns for path in tmp_path.rglob("trials/*/measurements.json")
     }
-    assert len(written) == 3
+    assert len(written) == 2
     tune.run(config)
     assert trials_of(config)["trials"] == rows, "what ended before counts for what comes later"
     assert {path: path.stat().st_mtime_ns for path in written} == written
@@ -216,7 +214,7 @@ def test_asha_ends_what_does_worse_and_what_it_ended_stays_so(
 
 @pytest.mark.usefixtures("local_ray")
 def test_what_a_user_can_mend_in_a_trial_is_said(pretrained: Any, tmp_path: Path) -> None:
-    search = SweepConfig(space={"batch_size": [8, 64]})
+    search = SweepConfig(space={"batch_size": [64]})
     config = sweep(pretrained, tmp_path / "out", search=search)
     message = r"rows.jsonl: wanted at least batch_size = 64 rows to train on, got 32, of which 8 ar"
     with pytest.raises(CorpusError, match=message):
@@ -275,7 +273,8 @@ def test_a_trial_that_diverges_does_not_end_the_sweep(pretrained: Any, tmp_path:
         tune.run(hopeless)
 
 
-@pytest.mark.drill
+@pytest.mark.ray
+@pytest.mark.guard
 def test_a_sweep_that_was_killed_goes_on_and_runs_no_finished_trial_again(
     pretrained: Any, tmp_path: Path
 ) -> None:
@@ -396,9 +395,8 @@ def test_rows_that_change_during_a_sweep_end_it_before_trials_differ_in_them(
     assert len(trained) == 1
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_an_invalid_search_is_refused() -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"space": {}}, r"search.space: wanted at least one field to vary, got none"),
         ({"space": {"lr": []}}, r"search.space.lr: wanted a list of values, or a range .*got \[\]"),
         ({"space": {"lr": 1e-3}}, r"search.space.lr: wanted a list of values, or a range .*0.001"),
@@ -412,31 +410,24 @@ def test_rows_that_change_during_a_sweep_end_it_before_trials_differ_in_them(
         ({"num_samples": 0}, r"search.num_samples: wanted at least 1, got 0"),
         ({"grace_epochs": 0.0}, r"search.grace_epochs: wanted above 0, got 0"),
         ({"reduction_factor": 1.0}, r"search.reduction_factor: wanted above 1, got 1"),
-    ],
-)
-def test_a_search_that_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SweepConfig(**given)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+    ]
+    for given, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            SweepConfig(**given)
+    ranges: list[tuple[dict[str, Any], str]] = [
         ({"low": 1e-3}, r"lr: wanted a range of low and high, .* got low"),
         ({"low": 1, "high": 2, "step": 1}, r"lr: wanted a range of low and high, .*step"),
         ({"low": 2, "high": 1}, r"lr: wanted low below high, got 2 and 1"),
         ({"low": 0, "high": 1, "log": True}, r"lr: wanted low above 0 with log, got 0"),
         ({"low": 1, "high": 2, "log": "yes"}, r"lr.log: wanted true or false, got 'yes'"),
-    ],
-)
-def test_a_range_that_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SweepConfig(method="random", space={"lr": values})
+    ]
+    for values, message in ranges:
+        with pytest.raises(ConfigError, match=message):
+            SweepConfig(method="random", space={"lr": values})
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_an_invalid_sweep_is_refused(small: Any) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"selection": SelectionConfig()}, r"selection.share: wanted above 0, got 0: trials are"),
         ({"max_concurrent": 0}, r"max_concurrent: wanted at least 1, got 0"),
         ({"held_out": None, "name": "x"}, r"name: wanted held_out too, whose rows decide"),
@@ -450,10 +441,7 @@ def test_a_range_that_cannot_be_is_refused(values: dict[str, Any], message: str)
             {"search": SweepConfig(method="asha"), "num_workers": 0},
             r"num_workers: wanted at least 1 with asha, got 0",
         ),
-    ],
-)
-def test_a_sweep_that_cannot_be_is_refused(
-    small: Any, change: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        sweep(small, Path("x"), **change)
+    ]
+    for change, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            sweep(small, Path("x"), **change)

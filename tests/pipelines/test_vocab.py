@@ -19,6 +19,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.ray
+@pytest.mark.drill
 def test_a_fresh_process_with_two_workers_gives_the_same_bytes(
     prepared: Any, tmp_path: Path
 ) -> None:
@@ -31,8 +32,8 @@ def test_a_fresh_process_with_two_workers_gives_the_same_bytes(
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_one_worker_changes_nothing(prepared: Any, tmp_path: Path) -> None:
-    vocab.run(replace(prepared.vocab(tmp_path / "vocab"), num_workers=1))
+def test_workers_change_nothing(prepared: Any, tmp_path: Path) -> None:
+    vocab.run(replace(prepared.vocab(tmp_path / "vocab"), num_workers=2))
     assert digests(tmp_path / "vocab") == digests(prepared.folder / "vocab")
 
 

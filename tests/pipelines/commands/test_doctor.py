@@ -104,6 +104,7 @@ def test_a_cluster_is_checked_on_its_nodes(kind: str, head: Any, tmp_path: Path)
         assert all(each.ok for each in told[name]), told[name]
 
 
+@pytest.mark.guard
 @pytest.mark.parametrize("kind", ["host:port", "ray://", "job server"])
 @pytest.mark.parametrize(
     ("variables", "got"),

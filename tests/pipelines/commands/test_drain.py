@@ -169,7 +169,7 @@ def until(process: "subprocess.Popen[str]", pattern: str) -> str:
 
 
 @pytest.mark.ray
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_node_is_drained_at_the_notice_finishes_its_work_and_leaves(tmp_path: Path) -> None:
     from ray.cluster_utils import Cluster
 

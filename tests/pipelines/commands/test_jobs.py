@@ -57,7 +57,7 @@ def launch(head: Any, says: Path, *arguments: str) -> "subprocess.Popen[bytes]":
     return processes.start(raybert(*arguments), says, env=head.environment, cwd=ROOT)
 
 
-LINES = 120
+LINES = 60
 COUNTS = f"""
 import time
 for i in range({LINES}):
@@ -74,10 +74,10 @@ def test_a_broken_stream_goes_on_without_losing_or_repeating_a_line(
     with Proxy(head.ports["dashboard-port"]) as proxy:
         process = launch(head, says, "jobs", "attach", "raybert-count-0123456789ab",
                          "--address", proxy.url)  # fmt: skip
-        for last in (10, 40, 80):
+        for last in (10, 25, 40):
             wait_for_words(f"\nline {last} ", says, timeout_s=WITHIN_S)
             proxy.cut()
-            if last == 40:
+            if last == 25:
                 wait_for_words("does not answer", says, timeout_s=WITHIN_S)
             proxy.restore()
         assert process.wait(timeout=120) == 0
@@ -175,6 +175,7 @@ def test_submitting_again_finds_the_job(head: Any, tmp_path: Path) -> None:
     assert f"{output} holds a finished `vocab`" in changed.stdout
 
 
+@pytest.mark.drill
 def test_a_stage_that_ray_job_submit_starts_keeps_its_log_too(head: Any, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(f"A sentence, {i}." for i in range(50)))
     start(head, "plain", "raybert", "vocab", f"--corpus.source={tmp_path}/text.txt",

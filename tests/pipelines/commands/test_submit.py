@@ -28,6 +28,7 @@ def test_without_the_token_the_cluster_is_closed(head: Any) -> None:
     assert "could not reach or join it" in done.stderr
 
 
+@pytest.mark.guard
 def test_a_job_is_sent_to_a_cluster_without_a_token_only_where_that_is_allowed(
     open_head: Any, tmp_path: Path
 ) -> None:
@@ -66,7 +67,6 @@ class OfAnotherVersion(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(answers.get(self.path)).encode())
 
 
-@pytest.mark.drill
 def test_a_cluster_of_another_version_is_refused_before_anything_is_sent() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), OfAnotherVersion) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -133,7 +133,6 @@ def chosen() -> list[str]:
     return [t for t in OTHERS if document_fraction(document_digest(t), 0, "weight") < 0.5]
 
 
-@pytest.mark.drill
 def test_sources_are_named_with_licence_weight_and_share(made: Made) -> None:
     hub, plain, empty = made.rows("Sources")
     tokenizer = Tokenizer.load(made.config.tokenizer)
@@ -152,7 +151,6 @@ def test_sources_are_named_with_licence_weight_and_share(made: Made) -> None:
     assert f"Empty files: 1 (`{source[2]}`)." in made.text
 
 
-@pytest.mark.drill
 def test_licences_that_are_given_count(made: Made, tmp_path: Path) -> None:
     corpus = replace(made.config.corpus, licenses=("MIT", "CC0", "GFDL"), weights=())
     rows = [

@@ -13,22 +13,24 @@ from bert_core.tasks.texts import TextInput
 from pipelines import prepare, vocab
 from pipelines.corpus import docstrings
 from pipelines.corpus.config import CorpusConfig
+from pipelines.corpus.docstrings import DocstringsConfig
 from pipelines.corpus.labelled import LabelledConfig, read_labelled
 from pipelines.corpus.sources import list_corpus
 from pipelines.prepare import PrepareConfig
 from pipelines.vocab import VocabConfig
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A folder with the corpus of two libraries and the standard library in it."""
+    """A folder with the corpus of the short modules of two libraries and the standard library."""
     with pytest.MonkeyPatch.context() as patch:
         place = tmp_path_factory.mktemp("corpus")
         patch.chdir(place)
+        patch.setattr(docstrings, "LARGEST_MODULE_BYTES", 12_000)
         patch.setattr(docstrings, "LIBRARIES", {"networkx": "networkx", "numpy": "numpy"})
-        manifest = docstrings.corpus()
+        # As `docstrings.corpus` finds it from then on; the quickstart has workers make it.
+        config = DocstringsConfig(output=docstrings.folder(), num_workers=0)
+        manifest = docstrings.run(config)
         assert manifest.counts["duplicates_left_out"] > 0
         yield place
 
@@ -66,7 +68,7 @@ def test_pairs_are_summaries_with_what_follows_them(folder: Path) -> None:
 
 def test_held_out_modules_are_in_no_training_shard(folder: Path) -> None:
     """Preparing the training modules alone gives the same training shards, byte for byte."""
-    shared = {"num_workers": 2, "tracking_uri": f"sqlite:///{folder}/runs/mlflow.db"}
+    shared = {"num_workers": 0, "tracking_uri": f"sqlite:///{folder}/runs/mlflow.db"}
     vocab.run(VocabConfig(output="runs/vocab", vocab_size=2000, **shared))  # type: ignore[arg-type]
     prepare.run(PrepareConfig(output="runs/all", tokenizer="runs/vocab", **shared))  # type: ignore[arg-type]
     (file,) = list_corpus(CorpusConfig()).files

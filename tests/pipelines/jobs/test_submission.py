@@ -84,19 +84,19 @@ def test_attempts_are_found_by_their_number() -> None:
     ("known", "ending"),
     [
         (None, "lost"),
-        (job(status="SUCCEEDED", driver_exit_code=0), "succeeded"),
-        (job(status="STOPPED"), "stopped"),
-        (job(driver_exit_code=1), "failed"),
-        (job(driver_exit_code=137), "lost"),
-        (job(driver_exit_code=-9), "lost"),
-        (job(driver_exit_code=143), "preempted"),
-        (job(error_type="JOB_SUPERVISOR_ACTOR_DIED", message="its node has died"), "lost"),
-        (job(error_type="JOB_SUPERVISOR_ACTOR_DIED", message="Node was preempted"), "preempted"),
-        (job(error_type="RUNTIME_ENV_SETUP_FAILURE", message="no such package"), "failed"),
+        ({"status": "SUCCEEDED", "driver_exit_code": 0}, "succeeded"),
+        ({"status": "STOPPED"}, "stopped"),
+        ({"driver_exit_code": 1}, "failed"),
+        ({"driver_exit_code": 137}, "lost"),
+        ({"driver_exit_code": -9}, "lost"),
+        ({"driver_exit_code": 143}, "preempted"),
+        ({"error_type": "JOB_SUPERVISOR_ACTOR_DIED", "message": "its node has died"}, "lost"),
+        ({"error_type": "JOB_SUPERVISOR_ACTOR_DIED", "message": "Node was preempted"}, "preempted"),
+        ({"error_type": "RUNTIME_ENV_SETUP_FAILURE", "message": "no such package"}, "failed"),
     ],
 )
-def test_the_ending_of_a_job_is_told_apart(known: "JobDetails | None", ending: str) -> None:
-    assert ending_of(known) == ending
+def test_the_ending_of_a_job_is_told_apart(known: dict[str, Any] | None, ending: str) -> None:
+    assert ending_of(None if known is None else job(**known)) == ending
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def wait_for_step(step: int, head: "Head", process: "subprocess.Popen[bytes]", s
     )  # fmt: skip
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 @pytest.mark.timeout(1800)
 def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_left_alone(
     prepared: Any,

@@ -53,6 +53,7 @@ def clean_environment() -> dict[str, str]:
 
 
 @pytest.mark.ray
+@pytest.mark.guard
 @pytest.mark.parametrize(
     ("signum", "first"),
     [(signal.SIGTERM, ""), (signal.SIGINT, f"{IMPORTED_FIRST}; {ANOTHER_BEFORE}")],
@@ -147,6 +148,7 @@ def vocab_command(folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.guard
 @pytest.mark.parametrize("kind", ADDRESSES)
 def test_a_stage_refuses_a_cluster_that_asks_for_no_token(
     kind: str, open_head: Any, tmp_path: Path
@@ -162,6 +164,7 @@ def test_a_stage_refuses_a_cluster_that_asks_for_no_token(
     )
 
 
+@pytest.mark.guard
 def test_a_stage_joins_a_cluster_without_a_token_where_that_is_allowed(
     open_head: Any, tmp_path: Path
 ) -> None:
@@ -186,8 +189,6 @@ def test_a_stage_joins_a_cluster_with_its_token(head: Any, tmp_path: Path) -> No
 JOIN = """
 import os, sys
 from pipelines.runtime import cluster
-from tracking.ports import free_ports
-from tracking.ports import free_ports
 
 cluster.connect(address=sys.argv[1], allow_open_cluster=True)
 import ray
@@ -197,6 +198,7 @@ print("timeout of storage:", ray.get(work.remote()))
 """
 
 
+@pytest.mark.guard
 @pytest.mark.parametrize("which", ["head", "open_head"])
 def test_a_driver_joins_through_rays_client(which: str, head: Any, open_head: Any) -> None:
     joined = {"head": head, "open_head": open_head}[which]
@@ -210,6 +212,7 @@ def test_a_driver_joins_through_rays_client(which: str, head: Any, open_head: An
     assert (DANGER in done.stdout) == (which == "open_head")
 
 
+@pytest.mark.drill
 def test_what_rays_client_cannot_run_says_so(head: Any, tmp_path: Path) -> None:
     done = head.raybert(*vocab_command(tmp_path), "--address", head.addresses["ray://"])
     assert done.returncode == 2, done.stderr

@@ -69,7 +69,7 @@ def test_a_second_writer_is_told_at_once_who_has_the_output(output: str) -> None
         pass
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_one_that_waits_goes_on_when_the_other_has_ended(
     output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,7 +90,7 @@ def test_one_that_waits_goes_on_when_the_other_has_ended(
     assert told.count("waiting until that run has ended") == 1
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_lease_that_nobody_renews_is_taken_over_with_the_next_number(object_store: str) -> None:
     """Whoever takes it need not have said that it would wait: that is for writers that live."""
     output = f"{object_store}/out"
@@ -104,7 +104,7 @@ def test_a_lease_that_nobody_renews_is_taken_over_with_the_next_number(object_st
         assert holder(output).number == 3
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pipelines.runtime.lease import held\n"
@@ -122,7 +122,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / NAME).exists()
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_process_that_is_told_to_end_lets_the_output_go(object_store: str) -> None:
     code = (
         "import sys, time; from pipelines.runtime.lease import held\n"
@@ -138,7 +138,7 @@ def test_a_process_that_is_told_to_end_lets_the_output_go(object_store: str) -> 
     assert holder(output).released
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 @pytest.mark.parametrize("before", ["nobody", "a dead one"])
 def test_of_many_who_try_at_once_one_succeeds(object_store: str, before: str) -> None:
     output, together = f"{object_store}/out", threading.Barrier(6)
@@ -169,7 +169,7 @@ with lease.held(sys.argv[1]):
 """
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_writer_that_lost_its_lease_is_interrupted_and_told_who_has_it(object_store: str) -> None:
     output = f"{object_store}/out"
     message = r"out: wanted to go on writing it, it is now another run's \(\S+ on elsewhere \(proc"

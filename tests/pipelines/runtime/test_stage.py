@@ -60,7 +60,6 @@ def run(config: CopyConfig, calls: list[str], digest: str = "d1") -> None:
     run_stage("copy", config, [DatasetInput("source", digest, config.source)], work)
 
 
-@pytest.mark.drill
 def test_a_finished_stage_is_skipped_and_its_manifest_says_what_it_made(config: CopyConfig) -> None:
     calls: list[str] = []
     run(config, calls)
@@ -99,7 +98,6 @@ def test_other_settings_or_inputs_are_refused_and_named_and_the_result_is_untouc
     assert Path(config.output, "copy.txt").read_bytes() == b"x"
 
 
-@pytest.mark.drill
 def test_that_mlflow_is_away_is_said_once_before_the_work_and_once_after(
     config: CopyConfig, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -228,7 +226,7 @@ def test_a_failed_run_says_why_until_it_goes_on(config: CopyConfig) -> None:
     assert finished.data.tags["result"] == ""
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_stage_killed_after_its_manifest_has_its_run_ended_by_the_next_start(
     tmp_path: Path,
 ) -> None:

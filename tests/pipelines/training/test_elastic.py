@@ -27,7 +27,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.drill]
+pytestmark = pytest.mark.ray
 
 CHECKPOINTS_WRITTEN = "checkpoints/*/checkpoint.json"
 RUN = """
@@ -96,6 +96,7 @@ def losses(folder: Path) -> np.ndarray:
     return np.array([each["loss"] for each in read_records(folder).values() if "loss" in each])
 
 
+@pytest.mark.guard
 def test_workers_follow_the_nodes_and_losses_stay(
     prepared: Any,
     tmp_path: Path,
@@ -142,6 +143,7 @@ def out_of_turn(folder: Path) -> int | None:
     return next((step for step in steps if step % CHECKPOINT_EVERY_STEPS), None)
 
 
+@pytest.mark.guard
 def test_a_lost_node_is_replaced_by_another(
     prepared: Any,
     tmp_path: Path,
@@ -190,6 +192,7 @@ made.shutdown()
 """
 
 
+@pytest.mark.drill
 def test_actors_live_where_the_driver_has_a_token_that_the_cluster_does_not_ask_for(
     tmp_path: Path,
 ) -> None:

@@ -16,7 +16,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from bert_core.errors import ConfigError
-from pipelines import finetune, pretrain
+from bert_core.manifest import read_manifest
+from pipelines import pretrain
 from pipelines.pretrain import PretrainConfig
 from pipelines.runtime.stage import determining_fields
 from pipelines.training.records import Notice, Report, read_records
@@ -101,7 +102,7 @@ def test_a_run_says_where_its_time_went_and_what_it_cost(prepared: Any, tmp_path
         assert not [name for name in points if name.startswith("clock/")]
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_driver_that_is_killed_and_started_again_counts_every_step_once(
     prepared: Any, tmp_path: Path
 ) -> None:
@@ -136,12 +137,12 @@ def test_a_driver_that_is_killed_and_started_again_counts_every_step_once(
     assert_same_weights(folder, tmp_path / "alone")
 
 
+@pytest.mark.guard
 @pytest.mark.usefixtures("local_ray")
 def test_a_worker_that_is_killed_on_ray_counts_every_step_once(
-    prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pretrained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = prepared.pretrain(tmp_path / "alone", steps=STEPS)
-    pretrain.run(alone)
+    alone = pretrained.pretrain(pretrained.folder / "pretrain")
     monkeypatch.setattr(pretrain, "worker", dying_after(7))
     hurt = replace(alone, output=str(tmp_path / "hurt"), num_workers=1, report_every_s=0.0)
     hurt = replace(hurt, usd_per_node_hour={"default": 2.0, "H100": 99.0})
@@ -208,13 +209,11 @@ def kill_between_checkpoints(
     process.wait()
 
 
-def test_every_seed_of_a_fine_tuning_is_counted(pretrained: Any, tmp_path: Path) -> None:
-    config = pretrained.finetune(tmp_path / "out")
-    began_s = time.time()
-    done = finetune.run(config)
+def test_every_seed_of_a_fine_tuning_is_counted(finetuned: Any) -> None:
+    config = finetuned.finetune(finetuned.folder / "finetune")
     spent = spent_by(config.local_folder)
-    assert_adds_up(spent, began_s, time.time())
-    assert spent.steps == len(config.seeds) * done.counts["steps"]
+    assert_adds_up(spent, 0.0, time.time())
+    assert spent.steps == len(config.seeds) * read_manifest(config.output).counts["steps"]
     assert spent.recomputed_steps == 0
     assert spent.seconds["measuring"] > 0
     assert "restarting" not in spent.seconds, "a second seed is no restart"

@@ -81,7 +81,6 @@ def test_an_objective_is_left_out_where_others_are_named(prepared: Any, tmp_path
     assert "nsp_loss_after" not in counts
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize(
     ("rows", "objective", "message"),
     [

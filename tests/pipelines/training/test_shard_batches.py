@@ -14,7 +14,7 @@ from bert_core.errors import ResourceError
 from pipelines import pretrain
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_shards_of_a_bucket_are_trained_on_from_a_cache_that_has_room_for_a_window(
     pretrained: Any, object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ STEPS = 1_000_000  # more than are trained
 
 
 @pytest.mark.ray
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_run_that_is_told_to_end_while_it_writes_a_checkpoint_writes_one_more(
     prepared: Any, object_store: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
@@ -84,7 +84,7 @@ def test_a_last_checkpoint_that_cannot_be_asked_for_is_told(
     assert f"the last checkpoint could not be written: {object_store}/out/stopping: could" in told
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_run_that_is_told_to_end_while_its_bucket_is_silent_is_killed_in_mlflow(
     prepared: Any, object_store: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
