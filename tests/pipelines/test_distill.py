@@ -251,6 +251,7 @@ def test_a_student_of_other_words_is_refused(refused: Distilling, tmp_path: Path
         distill.run(config)
 
 
+@pytest.mark.trained
 def test_a_student_reads_pairs_in_training_as_it_will_when_it_answers(tmp_path: Path) -> None:
     """Even if its teacher does not tell the second text from the first by its segment."""
     from bert_core.predictor import Predictor

@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.pipelines.conftest import Small
 
 WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from benchmarks.books import main; main()"
 
 
+@pytest.mark.trained
 def test_a_recipe_leaves_a_bundle_and_its_curve(prepared: Small, tmp_path: Path) -> None:
     from bert_core.bundle.format import load_bundle
 

@@ -64,6 +64,7 @@ def evaluation(small: Any, untrained: Any, tmp_path: Path) -> EvaluateConfig:
     )
 
 
+@pytest.mark.trained
 def test_fine_tuning_counts_the_rows_that_are_empty_or_cut(
     tuning: FinetuneConfig, written: Written, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +123,7 @@ NEAR_AND_FAR = {"text": f"[MASK] list {'long ' * 600} [MASK].", "words": ["the",
 FAR = {"text": f"A list {'long ' * 600} [MASK].", "words": ["a"]}
 
 
+@pytest.mark.trained
 def test_a_mask_that_is_cut_off_is_not_learned_and_its_row_is_counted(
     tuning: FinetuneConfig, written: Written, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +206,7 @@ def test_a_batch_without_a_group_for_each_worker_is_refused_by_name_before_ray_s
         finetune.run(embedding)
 
 
+@pytest.mark.trained
 def test_pairs_are_not_trained_on_one_by_one_unless_they_have_negatives(
     tuning: FinetuneConfig, written: Written
 ) -> None:
@@ -218,6 +221,7 @@ def test_pairs_are_not_trained_on_one_by_one_unless_they_have_negatives(
     finetune.run(replace(embedding, train=written("triples.jsonl", triples)))
 
 
+@pytest.mark.trained
 def test_an_evaluation_counts_the_lines_that_are_broken(
     tuning: FinetuneConfig, evaluation: EvaluateConfig, tmp_path: Path
 ) -> None:

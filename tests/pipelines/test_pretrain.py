@@ -162,6 +162,7 @@ def test_the_record_has_what_a_person_looks_for(pretrained: Any) -> None:
     assert load_bundle(pretrained.folder / "pretrain" / "bundle").metrics["mlm_loss"] > 0
 
 
+@pytest.mark.trained
 def test_a_run_is_measured_as_it_goes_and_its_best_weights_are_kept(
     prepared: Any, tmp_path: Path
 ) -> None:
@@ -203,6 +204,7 @@ def in_two_phases(prepared: Any, longer_rows: str, output: Path) -> PretrainConf
     return replace(prepared.pretrain(output, steps=12), then=then)
 
 
+@pytest.mark.trained
 def test_the_last_steps_see_other_rows(prepared: Any, longer_rows: str, tmp_path: Path) -> None:
     config = in_two_phases(prepared, longer_rows, tmp_path / "out")
     pretrain.run(config)
@@ -234,6 +236,7 @@ def test_a_run_that_is_killed_in_either_phase_goes_on_where_it_was_left(
         assert losses(Path(cut.output)) == whole
 
 
+@pytest.mark.trained
 def test_points_lost_on_their_way_are_recorded_by_the_run_that_goes_on(
     prepared: Any, tmp_path: Path
 ) -> None:
@@ -253,6 +256,7 @@ def test_points_lost_on_their_way_are_recorded_by_the_run_that_goes_on(
     assert [step for step, numbers in records.items() if "loss" in numbers] == list(range(1, 13))
 
 
+@pytest.mark.trained
 def test_a_run_whose_hours_end_before_it_has_made_up_for_lost_steps_is_measured_at_its_end(
     prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,6 +468,7 @@ def checkpoint_in_writing(folder: Path) -> bool:
     return any(not (each / LAST_FILE).exists() for each in (folder / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.trained
 def test_a_run_of_hours_ends_with_them_and_its_schedule_too(
     prepared: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

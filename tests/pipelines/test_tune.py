@@ -366,6 +366,7 @@ def test_a_range_may_stand_in_a_file_and_on_the_command_line(tmp_path: Path) -> 
     assert config.held_out.source == "dev.tsv"
 
 
+@pytest.mark.trained
 def test_rows_that_change_during_a_sweep_end_it_before_trials_differ_in_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def assert_adds_up(spent: Goodput, began_s: float, ended_s: float) -> None:
     assert all(seconds >= 0 for seconds in spent.seconds.values())
 
 
+@pytest.mark.trained
 def test_a_run_says_where_its_time_went_and_what_it_cost(prepared: Any, tmp_path: Path) -> None:
     import mlflow
 
