@@ -196,7 +196,6 @@ def test_a_body_that_cannot_be_answered_is_told_why(
     assert len(came["error"]) < 400
 
 
-@pytest.mark.drill
 def test_an_unknown_model_is_a_404_that_names_those_there_are(ask: Caller) -> None:
     for method, path in (("POST", "/v1/models/dogs/embed"), ("GET", "/v1/models/dogs")):
         status, came = ask(method, path)
@@ -486,7 +485,6 @@ def test_the_api_page_needs_nothing_from_elsewhere(ask: Caller) -> None:
         assert ask("GET", file)[0] == 200
 
 
-@pytest.mark.drill
 def test_concurrent_requests_get_their_own_answers(ask: Caller, bundle: Path) -> None:
     words = ["array", "socket", "port", "string", "JSON", "object", "fox", "dog"]
     texts = [" ".join(words[: 1 + index % 8]) + f" {index}" for index in range(120)]
@@ -502,7 +500,6 @@ def test_concurrent_requests_get_their_own_answers(ask: Caller, bundle: Path) ->
         np.testing.assert_allclose(scores, [each["score"] for each in wanted], atol=1e-6)
 
 
-@pytest.mark.drill
 def test_vectors_are_served_as_hugging_faces_client_asks_for_them(
     bundle: Path, tmp_path: Path, runner: asyncio.Runner
 ) -> None:

@@ -217,7 +217,7 @@ def secured(bundles: dict[str, Path]) -> Iterator[tuple[str, str]]:
         yield url, key
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_every_path_but_probes_and_pages_asks_for_a_key(secured: tuple[str, str]) -> None:
     url, _ = secured
     spec = httpx.get(f"{url}/openapi.json", timeout=30).json()

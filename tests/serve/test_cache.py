@@ -88,11 +88,10 @@ def test_the_least_recently_used_answers_go_first() -> None:
     assert cache.size_bytes == 0
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("numbers", [1, 384])
 def test_it_holds_no_more_memory_than_it_may(numbers: int) -> None:
     rng = random.Random(5)
-    most = 2 << 20
+    most = 1 << 19
     tracemalloc.start()
     try:
         cache = AnswerCache(most)
@@ -272,7 +271,6 @@ def test_what_is_refused_is_so_whatever_is_kept(bundles: dict[str, Path]) -> Non
     with_model(bundles["sparse-embedding"], too_many_numbers, limits=Limits(max_numbers=500))
 
 
-@pytest.mark.drill
 def test_a_text_is_kept_only_if_it_is_known_where_it_was_cut(bundle: Path) -> None:
     texts = [f"{number} {LONG}" for number in range(MOST_CUT + 5)]
 
@@ -297,7 +295,6 @@ def server(bundles: dict[str, Path]) -> Iterator[tuple[str, dict[str, Model]]]:
         yield url, models
 
 
-@pytest.mark.drill
 def test_an_answer_says_whether_it_was_kept(server: tuple[str, dict[str, Model]]) -> None:
     url, _ = server
     seen = []

@@ -31,14 +31,13 @@ async def answers(url: str, batches: list[list[str]], at_once: int) -> list[list
         return await asyncio.gather(*map(ask, batches))
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("model", ["text-classification", "feature-extraction"])
 def test_a_text_gets_the_same_answer_alone_and_in_any_company(front: str, model: str) -> None:
-    texts, url = texts_of_all_lengths(200), f"{front}/v1/models/{model}"
+    texts, url = texts_of_all_lengths(100), f"{front}/v1/models/{model}"
     alone = [answer for (answer,) in asyncio.run(answers(url, [[text] for text in texts], 1))]
-    assert len({str(answer) for answer in alone}) > 150  # or equal answers would show nothing
+    assert len({str(answer) for answer in alone}) > 75  # or equal answers would show nothing
     rng = random.Random(4)
-    for _ in range(3):
+    for _ in range(2):
         order = rng.sample(range(len(texts)), len(texts))
         batches = []
         while order:

@@ -13,7 +13,7 @@ from bert_core.predictor import Predictor
 from tests.serve import live
 from tracking.ports import free_ports
 
-pytestmark = [pytest.mark.ray, pytest.mark.drill]
+pytestmark = pytest.mark.drill
 
 TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
 

@@ -56,7 +56,6 @@ def eventually(holds: Callable[[], bool]) -> None:
     live.eventually(holds, 20, every_s=0.005)
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("behind_a_front", [False, True])
 def test_queued_work_of_a_closed_connection_is_dropped(
     model: Model, passes: list[int], *, behind_a_front: bool
@@ -74,7 +73,6 @@ def test_queued_work_of_a_closed_connection_is_dropped(
         assert sum(passes) - computed <= 3  # one that was under way, and the one just asked for
 
 
-@pytest.mark.drill
 def test_others_are_answered_when_a_client_goes(model: Model, passes: list[int]) -> None:
     body = {"inputs": [LONG] * 40}
     with live.running(api.create_model_app(Slot(model), alone=True)) as url:
@@ -93,7 +91,6 @@ def test_others_are_answered_when_a_client_goes(model: Model, passes: list[int])
     assert sum(passes) < INPUTS
 
 
-@pytest.mark.drill
 def test_a_client_that_goes_before_its_body_is_sent_is_no_failure(
     model: Model, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -85,7 +85,7 @@ def version_at(url: str) -> str:
     return str(httpx.post(url, json={"inputs": TEXTS}, timeout=30).headers["X-Model-Version"])
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_an_alias_moves_ten_times_under_load_without_a_failed_or_mixed_answer(
     registry: str, versions: list[Path]
 ) -> None:
@@ -132,7 +132,7 @@ def test_an_alias_moves_ten_times_under_load_without_a_failed_or_mixed_answer(
     assert seen == {"1", "2"}
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 @pytest.mark.usefixtures("versions")
 def test_a_version_that_cannot_answer_leaves_the_old_one_and_is_told(
     registry: str, bundle: Path, tmp_path: Path
@@ -229,7 +229,7 @@ def test_a_registry_that_is_away_is_told_and_changes_nothing_else(
     assert str(slot.problem).startswith(f"{REFERENCE}: the registry does not answer: wanted MLflow")
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 @pytest.mark.usefixtures("versions")
 def test_the_threads_of_versions_that_answer_no_more_end(registry: str) -> None:
     def passes() -> int:

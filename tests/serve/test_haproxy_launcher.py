@@ -163,7 +163,7 @@ def test_a_request_about_no_path_is_told_the_methods_and_http_2_in_clear_is_refu
         assert received.startswith(b"HTTP/1.1 400 ")
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_requests_pass_and_errors_of_the_proxy_are_json_with_their_own_status(
     proxy: Proxy,
 ) -> None:
@@ -230,7 +230,7 @@ def test_its_log_has_no_path_and_only_known_methods(
     assert line.split()[-1] == end
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_it_ends_with_the_process_that_started_it_but_for_requests_in_progress(
     tmp_path: Path, upstream: int
 ) -> None:

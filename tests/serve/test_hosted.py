@@ -85,7 +85,6 @@ def test_a_plan_is_the_same_after_serve_has_kept_it(folders: list[Path]) -> None
     assert PLAN.validate_python(PLAN.dump_python(plan, mode="json")) == plan
 
 
-@pytest.mark.drill
 def test_another_bundle_takes_over_under_load_without_a_failed_or_mixed_answer(
     folders: list[Path],
 ) -> None:
@@ -139,7 +138,6 @@ def test_limits_that_are_changed_count_at_once_also_higher_ones(folders: list[Pa
             assert httpx.post(url, json=body, timeout=30).status_code == status
 
 
-@pytest.mark.drill
 def test_a_cache_is_begun_and_ended_while_it_answers_and_is_of_one_version(
     folders: list[Path],
 ) -> None:
@@ -163,7 +161,6 @@ def test_a_cache_is_begun_and_ended_while_it_answers_and_is_of_one_version(
         assert "X-Cache" not in ask(url).headers
 
 
-@pytest.mark.drill
 def test_what_cannot_be_loaded_leaves_the_old_one_and_is_told(
     folders: list[Path], tmp_path: Path
 ) -> None:
@@ -182,7 +179,6 @@ def test_what_cannot_be_loaded_leaves_the_old_one_and_is_told(
         assert ask(url).headers["X-Model-Digest"] == bundle_digest(folders[1])
 
 
-@pytest.mark.drill
 def test_a_process_that_starts_takes_what_its_alias_means_now_or_else_what_it_meant(
     folders: list[Path], registry: str
 ) -> None:
@@ -214,7 +210,6 @@ def test_a_process_that_starts_takes_what_its_alias_means_now_or_else_what_it_me
         weights.write_bytes(sound)
 
 
-@pytest.mark.drill
 def test_a_change_returns_at_once_and_the_old_version_answers_until_the_new_one_is_loaded(
     folders: list[Path],
 ) -> None:
@@ -259,7 +254,6 @@ def test_a_bundle_that_was_downloaded_before_needs_no_registry(
     model.close()
 
 
-@pytest.mark.drill
 def test_a_version_of_the_same_number_of_another_model_is_not_taken_for_it(
     folders: list[Path], registry: str
 ) -> None:
@@ -280,7 +274,6 @@ def test_a_version_of_the_same_number_of_another_model_is_not_taken_for_it(
         assert card(url)["problem"] is None
 
 
-@pytest.mark.drill
 def test_a_registry_that_is_away_is_told_where_another_model_was_wanted(
     folders: list[Path], registry: str
 ) -> None:
@@ -309,7 +302,7 @@ def test_the_weights_of_a_version_that_answers_no_more_are_freed_without_garbage
             gc.enable()
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
     candidate = Candidate(source=live.plan_of(folders[1]).source, share=0.4, mode="split")
     digests = [bundle_digest(folder) for folder in folders]
@@ -353,7 +346,6 @@ def test_a_split_is_by_key_where_the_server_asks_for_keys(folders: list[Path]) -
     assert set(chosen) == {bundle_digest(folder) for folder in folders}  # but for one in 2**19
 
 
-@pytest.mark.drill
 def test_a_shadow_answers_nobody_and_is_compared_in_a_run_of_mlflow(
     folders: list[Path], tmp_path: Path
 ) -> None:
@@ -445,7 +437,6 @@ def test_a_candidate_that_fails_is_counted_and_fails_nobody(folders: list[Path])
     assert (seen[0].failed, seen[0].inputs) == (1, 0)
 
 
-@pytest.mark.drill
 def test_a_process_that_starts_without_its_registry_takes_what_last_answered_here(
     folders: list[Path], registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ async def entries(served: Hosting) -> dict[str, Entry]:
     return {entry.id: entry for entry in (await listing_of(served.served(None))).data}
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_one_model_that_cannot_be_loaded_leaves_the_others_and_is_tried_again(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

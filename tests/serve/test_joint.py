@@ -141,7 +141,6 @@ def texts_of_all_lengths(count: int, begins: str = "") -> list[str]:
 LISTS = [[MASKED], TEXTS[:2], texts_of_all_lengths(60), texts_of_all_lengths(40, "[MASK] ")]
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("inputs", [MASKED, *LISTS])
 def test_the_answers_are_those_of_each_model_alone(
     server: tuple[httpx.Client, dict[str, Slot]], inputs: Any
@@ -217,7 +216,6 @@ def test_a_common_pass_counts_once(heads: dict[str, Path]) -> None:
         assert response.headers["x-tokens"] == f"topic={tokens}, tone={tokens}"
 
 
-@pytest.mark.drill
 def test_requests_for_several_models_are_batched_with_one_another(heads: dict[str, Path]) -> None:
     names = ["topic", "tone", "vectors"]
 
@@ -301,7 +299,6 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.drill
 def test_what_one_of_the_models_refuses_is_refused_with_its_name(heads: dict[str, Path]) -> None:
     with served(heads, limits=Limits(max_inputs=8)) as (client, _):
         for body, status, error_type, message in REFUSED:
@@ -316,7 +313,7 @@ def test_what_one_of_the_models_refuses_is_refused_with_its_name(heads: dict[str
         assert ask(client, body).status_code == 200
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_key_must_be_allowed_to_ask_every_one_of_the_models(heads: dict[str, Path]) -> None:
     key, stored = auth.create("alice", models=["topic", "tone"], requests_per_minute=5)
     with served(heads, Keys([stored])) as (client, _):
@@ -435,7 +432,6 @@ def test_candidates_take_their_part(heads: dict[str, Path], mode: Any) -> None:
             assert [tally.failed for _, tally in reported] == [0]
 
 
-@pytest.mark.drill
 def test_a_head_that_fails_fails_no_request_to_the_others(heads: dict[str, Path]) -> None:
     async def scenario(url: Any) -> list[int]:
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
@@ -457,7 +453,6 @@ def test_a_head_that_fails_fails_no_request_to_the_others(heads: dict[str, Path]
         assert ready == [200, 503]
 
 
-@pytest.mark.drill
 def test_equal_encoders_are_in_memory_once_and_a_new_version_has_its_own(
     heads: dict[str, Path],
 ) -> None:

@@ -14,7 +14,7 @@ from serve import auth
 from serve.auth import Keys
 from serve.errors import UnauthorizedError
 
-pytestmark = pytest.mark.drill
+pytestmark = pytest.mark.guard
 
 SEED, ROUNDS, BLOCK = 20261125, 4_000, 10
 FALSE_ALARM = 1e-6

@@ -76,7 +76,6 @@ def test_a_body_without_a_declared_length_is_limited_too(server: str) -> None:
     assert_still_answers(server)
 
 
-@pytest.mark.drill
 def test_long_lists_in_inputs_and_parameters_are_refused(bundles: dict[str, Path]) -> None:
     labels = [f"label {number}" for number in range(3_000)]
     requests = {
@@ -135,7 +134,6 @@ def test_the_candidates_of_all_masks_are_limited(bundles: dict[str, Path]) -> No
         assert post(url, body | {"parameters": {"top_k": 2}}).status_code == 200
 
 
-@pytest.mark.drill
 def test_the_numbers_of_an_answer_are_limited(bundles: dict[str, Path]) -> None:
     """Vectors per token, and sparse vectors, which may have an entry for all of the vocabulary."""
     limits = Limits(max_numbers=3_000)
@@ -155,7 +153,6 @@ def test_the_numbers_of_an_answer_are_limited(bundles: dict[str, Path]) -> None:
         assert post(f"{url}/embed_sparse", {"inputs": LONG}).status_code == 200
 
 
-@pytest.mark.drill
 def test_a_body_that_does_not_arrive_is_given_up(server: str) -> None:
     host, port = server.removeprefix("http://").split(":")
     head = "POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99"
@@ -176,7 +173,6 @@ def test_what_a_web_page_may_post_anywhere_is_refused(server: str, kind: str) ->
     assert "access-control-allow-origin" not in response.headers
 
 
-@pytest.mark.drill
 def test_a_full_queue_is_told_at_once_and_the_rest_is_answered(server: str, bundle: Path) -> None:
     async def ask(client: httpx.AsyncClient, number: int) -> httpx.Response:
         return await client.post(server, json={"inputs": [f"{LONG} {number}"] * 8})
@@ -200,7 +196,6 @@ def test_a_full_queue_is_told_at_once_and_the_rest_is_answered(server: str, bund
     assert_still_answers(server)
 
 
-@pytest.mark.drill
 def test_work_that_is_late_is_dropped(bundle: Path) -> None:
     model = live.loaded("own", bundle)
 
@@ -214,7 +209,6 @@ def test_work_that_is_late_is_dropped(bundle: Path) -> None:
     assert asyncio.run(scenario()) == 0
 
 
-@pytest.mark.drill
 def test_a_deadline_of_the_request_counts(bundle: Path) -> None:
     with live.served(bundle) as url:
         body = {"inputs": [LONG] * 1500}

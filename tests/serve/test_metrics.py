@@ -52,13 +52,12 @@ def test_a_page_without_any_node_is_still_one() -> None:
     assert family.samples[0].value == 2
 
 
-@pytest.mark.drill
 def test_nodes_that_are_gone_fail_or_hang_do_not_fail_the_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from serve import metrics
 
-    monkeypatch.setattr(metrics, "NODE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(metrics, "NODE_TIMEOUT_S", 0.3)
     app = FastAPI()
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -67,7 +66,7 @@ def test_nodes_that_are_gone_fail_or_hang_do_not_fail_the_page(
 
     @app.get("/hangs/metrics")
     async def hang() -> None:
-        await asyncio.sleep(2)
+        await asyncio.sleep(1.5)
 
     with live.running(app) as url:
         (nobody,) = free_ports(1)
@@ -78,6 +77,6 @@ def test_nodes_that_are_gone_fail_or_hang_do_not_fail_the_page(
                 [*gone, f"{url}/metrics", f"{url}/none/metrics", f"{url}/hangs/metrics"]
             )
         )
-        assert time.monotonic() - began_s < 1.5
+        assert time.monotonic() - began_s < 1.2
     assert "ray_raybert_requests_total" in page
     assert "ray_raybert_nodes_missing 4" in page

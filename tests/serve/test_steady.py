@@ -48,7 +48,6 @@ def restless() -> Iterator[int]:
         thread.join()
 
 
-@pytest.mark.drill
 def test_a_server_is_steady_once_it_keeps_a_connection(
     restless: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,7 +151,7 @@ def in_a_process(hub: Hub, stderr: int = subprocess.PIPE) -> "subprocess.Popen[s
     )
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_download_whose_connection_breaks_goes_on_where_it_stopped(
     hub: Hub, model: Repository, bundles: list[Path], tmp_path: Path
 ) -> None:
@@ -165,7 +165,7 @@ def test_a_download_whose_connection_breaks_goes_on_where_it_stopped(
     assert hub.sent_bytes[name] < large.stat().st_size + 25_000_000 - 10_000_000
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_after_a_kill_only_what_is_missing_is_fetched(
     hub: Hub, model: Repository, bundles: list[Path]
 ) -> None:

@@ -81,7 +81,7 @@ def test_another_host_goes_on_with_the_run_and_sends_no_point_twice(
     third.close()
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_whoever_opened_the_record_last_has_it(
     tmp_path: Path, store: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_host_does_not_go_on_with_what_an_earlier_run_left_on_it(
     assert (tmp_path / "a" / METRICS).read_bytes() == b""
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 @pytest.mark.usefixtures("by_hand")
 def test_pictures_and_cards_go_along_and_are_sent_from_the_other_host(
     tmp_path: Path, store: str, place: str
@@ -148,7 +148,7 @@ def test_pictures_and_cards_go_along_and_are_sent_from_the_other_host(
     assert plot.path == "plots/loss.png"
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_bucket_that_is_away_is_told_once_and_stops_nothing(
     tmp_path: Path,
     store: str,

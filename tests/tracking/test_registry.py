@@ -40,7 +40,7 @@ def verdict_of(new: list[float], old: list[float]) -> Verdict:
     return not_worse("accuracy", lambda of: {"accuracy": of["right"].mean()}, *columns)
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_the_champion_is_replaced_only_by_one_that_is_not_worse(
     store: str, name: str, bundles: list[Path]
 ) -> None:

@@ -214,7 +214,7 @@ def test_a_folder_that_transformers_wrote_is_fetched_whenever_it_is_asked_for(
     assert fetch_remote(str(foreign), Cache(tmp_path / "cache")) != first
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_bundle_of_a_server_is_fetched_once_and_again_if_the_copy_is_cut(
     tmp_path: Path, server: "Server", bundles: list[Path]
 ) -> None:

@@ -272,7 +272,6 @@ def test_an_artifact_store_that_fails_holds_up_nothing_but_files(
     assert files == ["card.md", "manifest.json"]
 
 
-@pytest.mark.drill
 def test_a_dead_server_delays_nothing_and_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -338,7 +337,7 @@ def test_importing_the_recorder_does_not_import_mlflow() -> None:
     assert output.stdout.strip() == b""
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_server_stopped_and_started_gets_every_record_once_in_one_run(
     tmp_path: Path, server: "Server"
 ) -> None:
@@ -375,7 +374,7 @@ def test_a_server_stopped_and_started_gets_every_record_once_in_one_run(
     assert history(server.uri, run.info.run_id, "loss") == [(s, float(s)) for s in range(40)]
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_recording_process_killed_at_any_moment_loses_at_most_the_last_line(
     tmp_path: Path, store: str, experiment: str
 ) -> None:

@@ -66,7 +66,7 @@ def test_threads_make_their_stores_one_after_the_other(tmp_path: Path) -> None:
         assert experiment_id(client, uri, "e")
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_process_killed_while_it_makes_the_store_leaves_none_that_is_broken(
     tmp_path: Path,
 ) -> None:
@@ -88,7 +88,6 @@ def test_a_process_killed_while_it_makes_the_store_leaves_none_that_is_broken(
     subprocess.run(command, env=cache, check=True, timeout=120)
 
 
-@pytest.mark.drill
 def test_the_tables_of_a_store_are_made_once_and_copied_from_then_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +101,6 @@ def test_the_tables_of_a_store_are_made_once_and_copied_from_then_on(
         assert database.execute("SELECT count(*) FROM experiments").fetchone() == (0,)
 
 
-@pytest.mark.drill
 def test_a_store_is_made_where_none_can_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ def test_a_step_that_is_trained_again_is_not_written_again(tmp_path: Path) -> No
     assert steps(tmp_path) == [0, 5, 6]
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_folder_is_one_processs_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,6 @@ def model(front: str, name: str) -> str:
     return f"{front}/v1/models/{name}"
 
 
-@pytest.mark.drill
 def test_text_classification(client: InferenceClient, front: str, bundles: dict[str, Path]) -> None:
     name = "text-classification"
     wanted = predicted(bundles, name, TEXT)
@@ -236,7 +235,6 @@ def test_every_answer_names_its_model_and_what_it_took(
     assert "X-Cut-Inputs" not in response.headers
 
 
-@pytest.mark.drill
 def test_what_was_cut_is_told_with_the_character(front: str, bundles: dict[str, Path]) -> None:
     long = "a fox, " * 300
 

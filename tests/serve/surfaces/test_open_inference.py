@@ -29,7 +29,6 @@ def tensor(name: str, texts: list[str], *, binary: bool) -> Any:
     return made
 
 
-@pytest.mark.drill
 def test_server_and_models_are_alive_and_ready(client: Any) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()

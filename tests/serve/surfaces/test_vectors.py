@@ -250,7 +250,6 @@ def test_probes_and_lists_do_not_look_at_accept(front: str) -> None:
         assert response.status_code == 200
 
 
-@pytest.mark.drill
 def test_the_documentation_names_every_form(front: str, alone: str) -> None:
     described = httpx.get(f"{alone}/openapi.json", timeout=30).json()["paths"]
     at_root = httpx.get(f"{front}/openapi.json", timeout=30).json()["paths"]
