@@ -221,9 +221,9 @@ def test_a_second_signal_does_not_wait_and_leaves_no_process_behind(
     output = apart.output.read_text()
     assert f"serving docs, other at {apart.url}" in output
     assert any("haproxy" in name for name in apart.processes())
-    with in_progress(apart, bundle, "other") as answers:
+    with in_progress(apart, bundle, "other", texts=480) as answers:
         apart.process.send_signal(signal.SIGINT)
-        time.sleep(1)
+        time.sleep(0.5)
         assert apart.end(signal.SIGINT) == 0
     assert "cut" in answers
     live.eventually(lambda: apart.processes() == [], timeout_s=10)
@@ -336,6 +336,7 @@ def test_a_certificate_that_is_missing_is_told_before_anything_starts(tmp_path: 
         certificate(str(tmp_path / "none.pem"))
 
 
+@pytest.mark.drill  # exporting takes seconds
 def test_a_graph_is_not_served_on_a_gpu(exported: Path) -> None:
     from serve.plan import find  # after the environment is set
 
