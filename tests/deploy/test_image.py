@@ -49,19 +49,28 @@ def test_the_base_is_pinned_and_the_container_is_nobody_special() -> None:
 
 def test_what_is_installed_is_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = {Requirement(line).name: Requirement(line) for line in project["dependencies"]}
-    (torch,) = (value for [value] in arguments_of("ARG") if value.startswith("TORCH="))
-    assert wanted["torch"].specifier.contains(torch.removeprefix("TORCH="))
+    extras = project["optional-dependencies"]
+    given = dict(value.split("=", 1) for [value] in arguments_of("ARG") if "=" in value)
+    for line in (*extras["serve"], *extras["train"]):
+        wanted = Requirement(line)
+        assert wanted.name != "torch" or wanted.specifier.contains(given["TORCH"])
+    assert f"uv=={given['UV']}\n" in (ROOT / "Makefile").read_text()
     pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
     installed = [
         word
         for [*words] in arguments_of("RUN")
         for command in re.split(r" && ", " ".join(words))
-        if "/pip install " in command
-        for word in command.partition("/pip install ")[2].split()
-        if not word.startswith(("-", "$", "https://"))
+        if "pip install " in command
+        for word in command.partition("pip install ")[2].split()
+        if not word.startswith(("-", "$", "/", "constraints"))
     ]
-    assert installed == ["torch==${TORCH}", "boto3", "psycopg2-binary==2.9.13", ".[onnx,otlp]"]
+    assert installed == [
+        "uv==${UV}",
+        "torch==${TORCH}",
+        "boto3",
+        "psycopg2-binary==2.9.13",
+        ".[onnx,otlp,serve,train]",
+    ]
     assert "boto3" in pinned
     assert any("PIP_CONSTRAINT=/src/constraints.txt" in words for words in arguments_of("ENV"))
 

@@ -47,6 +47,7 @@ def test_ci_tests_every_python_that_is_supported() -> None:
 def test_workflows_run_targets_that_the_makefile_has() -> None:
     text = "\n".join(path.read_text() for path in WORKFLOWS)
     targets = set(re.findall(r"(?:run: |sudo )make (\S+)", text))
-    assert targets >= {"lint", "test", "guard", "drill", "test-cluster", "docs", "demo"}
+    everyday = {".venv/installed", "lint", "test", "guard", "docs", "demo"}
+    assert targets >= everyday | {"drill", "test-cluster"}
     makefile = (ROOT / "Makefile").read_text()
-    assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
+    assert targets <= set(re.findall(r"^([^\s:=]+):", makefile, flags=re.MULTILINE))

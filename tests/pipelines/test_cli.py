@@ -159,3 +159,57 @@ def test_list_shows_what_there_is(what: str, capsys: pytest.CaptureFixture[str])
     assert ended.value.code == 0
     wanted = {"variants": "bert-base", "tasks": "text-classification", "configs": "pretrain"}
     assert wanted.get(what, "folder") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "extra"),
+    [
+        (["vocab", "--output", "out", "--corpus.source", "a.txt"], "torch", "train"),
+        (["vocab", "--output", "out", "--corpus.source", "a.txt"], "datasketch", "train"),
+        (["serve", "--models", "a=b"], "fastapi_offline", "serve"),
+        (["quickstart"], "sklearn", "quickstart"),
+    ],
+)
+def test_a_command_whose_extra_is_missing_says_so_before_it_begins(
+    arguments: list[str],
+    module: str,
+    extra: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(arguments)
+    assert exit_.value.code == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"raybert {arguments[0]}: wanted {module}, which is not installed: run ")
+    assert f"constraints.txt '.[{extra}]'` in raybert's checkout" in told
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([*arguments, "--help"])
+    assert exit_.value.code == 0
+
+
+def test_a_command_that_turns_out_to_need_its_extra_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: object) -> None:
+        import torch  # noqa: F401
+
+    monkeypatch.setattr("pipelines.commands.listing.run", run)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SystemExit):
+        cli.main(["list"])
+    told = capsys.readouterr().err
+    assert told.startswith("raybert list: wanted torch, which is not installed: run `pip install")
+
+
+def test_a_module_that_no_extra_brings_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_: object) -> None:
+        import nowhere  # type: ignore[import-not-found]  # noqa: F401
+
+    monkeypatch.setattr("pipelines.commands.listing.run", run)
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+        cli.main(["list"])
