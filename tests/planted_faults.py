@@ -243,8 +243,9 @@ FAULTS = (
         "renamed",
         "A run that goes on after a folder was renamed loses documents.",
         "pipelines/corpus/digest.py",
-        "ordered = tuple(sorted(corpus.files, key=digests.__getitem__))",
-        "ordered = tuple(sorted(corpus.files, key=lambda file: file.path))",
+        "    corpus = replace(corpus, files=ordered)\n"
+        "    return corpus, _as_input(corpus, digests)",
+        "    return corpus, _as_input(replace(corpus, files=ordered), digests)",
         "tests/pipelines/test_prepare.py"
         "::test_a_restart_under_other_names_loses_and_repeats_no_document",
     ),
