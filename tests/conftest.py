@@ -85,20 +85,17 @@ SHARED = {
     "head": "head",
     "open_head": "head",
     "mortal_head": "mortal",
+    "apart": "apart",
     "together": "together",
     "separate": "separate",
+    "mortal_server": "mortal_server",
 }
-# What a test uses gives it its marker. `own_ray` is for those that start a cluster themselves.
-MARKED = {"ray": {*SHARED, "own_ray"}, "trained": {"pretrained", "finetuned"}}
-
-
-@pytest.fixture(scope="session")
-def own_ray() -> None:
-    """For a test or fixture that starts Ray by itself, such as a server in a process of its own."""
+# Fixtures that give a test its marker; one that starts Ray or trains by itself is marked by hand.
+MARKED = {"ray": {*SHARED}, "trained": {"pretrained", "finetuned"}}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take the paths of a command line in the order of their folders.
+    """Measure, and take the paths of a command line in the order of their folders.
 
     NOTE: pytest 9.1 makes a new node of a folder after a file beside the folder is given, and the
     new node has none of the fixtures of the folder's conftest.py, if the first one had them.
@@ -109,6 +106,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return Path(os.path.normpath(path)).parts
 
     config.args.sort(key=place)
+    config.pluginmanager.register(durations.Durations(), "durations")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -170,10 +168,6 @@ def whole(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("whole"))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(durations.Durations(), "durations")
-
-
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups, and before `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by what they use, and say which go to one process (else those of a file do); the
@@ -210,7 +204,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     before = uses_ray()
     result = yield
     if uses_ray() and not before and not item.get_closest_marker("ray"):
-        pytest.fail("this test has started Ray: give it the fixture local_ray, or own_ray")
+        pytest.fail("this test has started Ray: give it the fixture local_ray, or mark it ray")
     return result
 
 

@@ -14,10 +14,10 @@ def cost(cpu_s: float, cases: int = 4) -> Cost:
     [
         (2.9, 3.0, set(), True),
         (3.1, 3.1, set(), False),
-        (0.1, 8.9, set(), True),  # on a busy machine
-        (0.1, 9.1, set(), False),  # it waits
-        (15.0, 50.0, {"ray"}, True),
-        (21.0, 30.0, {"ray"}, False),
+        (0.1, 29.0, set(), True),  # on a busy machine
+        (0.1, 31.0, set(), False),  # it waits
+        (9.0, 90.0, {"ray"}, True),
+        (11.0, 30.0, {"ray"}, False),
         (900.0, 900.0, {"ray", "guard"}, True),
         (900.0, 900.0, {"drill"}, True),
     ],

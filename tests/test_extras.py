@@ -24,7 +24,7 @@ from tracking.ports import free_ports
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[1]
-WORDS = "the sea is blue a tree is green the sky is grey and the sea is a sea of trees".split()
+WORDS = "the sea is blue a tree is green the sky is grey and the sea is a sea of trees".split()  # noqa: SIM905
 
 Installed = Callable[[str], Path]
 
@@ -72,7 +72,14 @@ def serving(programs: Path, folder: Path, bundle: Path) -> Iterator[str]:
     """The address of a server of one model, `tiny`."""
     (port,) = free_ports(1)
     address, log = f"http://127.0.0.1:{port}", folder / "serve.log"
-    command = [str(programs / "raybert"), "serve", "--port", str(port), "--models", f"tiny={bundle}"]
+    command = [
+        str(programs / "raybert"),
+        "serve",
+        "--port",
+        str(port),
+        "--models",
+        f"tiny={bundle}",
+    ]
     process = processes.start(command, log, cwd=folder)
 
     def is_ready() -> bool:

@@ -17,6 +17,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import toml
 
 from pipelines.configure import STAGES
