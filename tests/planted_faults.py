@@ -7,7 +7,7 @@ a fault counts as caught only by tests that pass without it. What `make test` an
 is read from the Makefile. Exit status 1 if a fault is not caught.
 
 Run it before and after tests are moved, merged or marked: what was caught has to be caught. It
-takes a quarter of an hour, so pytest does not collect it; `test_planted_faults.py` checks the table
+takes five minutes of CPU, so pytest does not collect it; `test_planted_faults.py` checks the table
 itself.
 """
 
