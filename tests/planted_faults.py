@@ -160,12 +160,12 @@ FAULTS = (
     ),
     _fault(
         "checkpoint",
-        "A checkpoint that is written in the background has the weights of a later step.",
+        "A run goes on from a checkpoint that a kill left unfinished.",
         "bert_core/train/checkpoint.py",
-        'own_part(value).to("cpu", copy=True)',
-        'own_part(value).to("cpu")',
+        "        if files.exists(files.join(checkpoint.folder, LAST_FILE))\n",
+        "",
         "tests/bert_core/train/test_checkpoint.py"
-        "::test_one_written_in_the_background_has_the_weights_of_its_step",
+        "::test_what_a_killed_run_left_is_no_checkpoint_and_is_cleared_away",
     ),
     _fault(
         "bundle",
