@@ -87,7 +87,7 @@ def options_of(words: list[str]) -> list[str]:
     return [word.partition("=")[0] for word in words if word.startswith("--")]
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_operations_from_rolling_back_to_restoring_run_as_they_stand(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/runs/mlflow.db"
     tokenizer = tiny.tokenizer(tiny.pieces(tiny.ALPHABET))
@@ -123,7 +123,7 @@ def run(blocks: list[tuple[str, str]], folder: Path) -> str:
     return shown
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_examples_that_are_withdrawn_as_operations_says_are_gone(tmp_path: Path) -> None:
     about: dict[str, Any] = {
         "name": "docstrings", "uri": f"sqlite:///{tmp_path}/runs/mlflow.db", "metrics": {},

@@ -164,7 +164,6 @@ def test_what_the_rule_allows_is_no_breach(path: str, source: str) -> None:
     assert breaches(path, source) == []
 
 
-@pytest.mark.drill
 def test_data_tasks_and_every_config_load_without_torch_or_ray() -> None:
     """Also through what they import: data workers start fast, help and errors are instant."""
     modules = [
@@ -176,7 +175,6 @@ def test_data_tasks_and_every_config_load_without_torch_or_ray() -> None:
     assert_loads_without({"torch", "ray", "mlflow"}, modules)
 
 
-@pytest.mark.drill
 def test_the_front_and_the_commands_of_serving_load_without_torch() -> None:
     """Only what computes takes the time and the memory."""
     assert_loads_without({"torch", "mlflow"}, ["serve.deployments", "serve.app"])

@@ -124,7 +124,7 @@ def bytes_in(folder: Path) -> int:
         os.close(lock)
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_many_processes_share_a_cache_that_is_far_too_small_and_some_are_killed(
     tmp_path: Path,
 ) -> None:

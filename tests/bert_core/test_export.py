@@ -229,7 +229,7 @@ def test_a_graph_in_8_bits_is_small_and_near(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", GRAPHS)
-@pytest.mark.drill
+@pytest.mark.guard
 def test_weights_that_do_not_fit_into_the_file_lie_beside_it(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

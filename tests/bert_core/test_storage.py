@@ -119,7 +119,7 @@ def always(method: str, pattern: str, fault: Fault) -> Decide:
 # ---------------------------------------------------------------------------- in spite of faults
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 @pytest.mark.parametrize("seed", range(6))
 def test_the_same_bytes_come_out_whatever_the_store_does(
     seed: int, store: Callable[..., Store]
@@ -160,7 +160,7 @@ def test_the_same_bytes_come_out_whatever_the_store_does(
     assert any(request.fault for request in there.proxy.seen)
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_parquet_file_is_read_column_by_column(store: Callable[..., Store]) -> None:
     there = store(seeded(7), silence_s=0.75)
     with files.writing(f"{there.uri}/a.parquet") as sink:
@@ -196,7 +196,7 @@ def test_what_follows_is_fetched_ahead_in_few_requests(store: Callable[..., Stor
     assert len(there.proxy.seen) == 1
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_store_that_is_silent_for_half_a_minute_costs_only_time(
     store: Callable[..., Store],
     monkeypatch: pytest.MonkeyPatch,
@@ -230,7 +230,7 @@ def test_a_store_that_is_silent_for_half_a_minute_costs_only_time(
 # ---------------------------------------------------------------------------- conditional writes
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 @pytest.mark.parametrize("fault", ["lost_answer", "late_error", "silence_after"])
 def test_a_created_file_is_ours_even_if_the_answer_was_lost(
     fault: Fault, store: Callable[..., Store]
@@ -277,7 +277,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(store: Callable[..., S
 # ---------------------------------------------------------------------------- uploads in parts
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_an_upload_that_fails_is_aborted(
     store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,7 +360,7 @@ def test_what_will_not_change_is_told_at_once(code: str, store: Callable[..., St
         assert len(there.proxy.seen) <= 2
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_what_stays_away_is_told_with_what_was_tried(
     store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,7 +384,7 @@ def test_what_stays_away_is_told_with_what_was_tried(
             files.write_bytes(f"{there.uri}/a.bin", b"a")
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_server_that_nobody_has_reached_is_not_waited_for_as_long(
     store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -591,7 +591,7 @@ def test_credentials_that_are_nowhere_are_told(
     assert there.proxy.seen == []
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_folders_that_other_programs_made_are_no_files(store: Callable[..., Store]) -> None:
     there = store()
     for key in ("a/", "a/b/", "a/b/c", "empty/", "a/e"):
@@ -624,7 +624,7 @@ def test_what_ray_does_with_a_filesystem_works_on_a_bucket(
     assert (tmp_path / "to" / "d.txt").read_text() == "dd"
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_bucket_of_google_is_read_and_written_by_the_same_code(
     store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:

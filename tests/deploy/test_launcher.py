@@ -96,7 +96,7 @@ def test_every_command_is_one_that_a_shell_can_read(name: str) -> None:
                 assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 @pytest.mark.parametrize("name", IN_THE_CLOUD)
 def test_a_machine_that_is_shut_down_lets_ray_drain_its_node(name: str, tmp_path: Path) -> None:
     """The unit that is written, and that what it runs waits for the process it ends."""

@@ -245,7 +245,6 @@ def test_estimates_are_as_far_from_jaccard_as_minhash_may_be(articles: list[str]
     assert abs((deviations**2).mean() - 1) < SIGMAS * np.sqrt(2 / len(deviations))
 
 
-@pytest.mark.drill
 def test_changed_copies_are_dropped_and_unrelated_articles_are_kept(articles: list[str]) -> None:
     rng = np.random.default_rng(0)
     copies = [with_words_changed(article, 0.01, rng) for article in articles]

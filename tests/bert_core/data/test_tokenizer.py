@@ -69,7 +69,6 @@ print(hashlib.sha256("\\n".join(vocabulary).encode()).hexdigest())
 """
 
 
-@pytest.mark.drill
 def test_fresh_processes_make_the_same_vocabulary() -> None:
     running = [
         subprocess.Popen(

@@ -336,7 +336,6 @@ MARKS = [
 THOROUGH = settings(max_examples=500, deadline=None, derandomize=True)
 
 
-@pytest.mark.drill
 @given(st.lists(st.sampled_from(MARKS), max_size=60).map("".join) | st.text(max_size=60))
 @example("[[&#xfffc;|&#0;]]")
 @THOROUGH
@@ -353,7 +352,6 @@ SIGNS = [" ", ", ", ". ", "; ", ": ", " (", ") ", "() ", "? ", "!\n", ".\n\n", "
 SIGNS += [" – ", '" ', "'s ", " / ", "% ", " 5-", " @", "$ "]
 
 
-@pytest.mark.drill
 @given(st.lists(st.tuples(WORDS, st.sampled_from(SIGNS)), min_size=1, max_size=30))
 @THOROUGH
 def test_prose_without_markup_comes_back_as_it_is(words: list[tuple[str, str]]) -> None:

@@ -30,7 +30,6 @@ def test_an_interval_is_scipys_percentile_bootstrap() -> None:
     assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=0.05 * width)
 
 
-@pytest.mark.drill
 def test_the_interval_is_scipys_percentile_bootstrap() -> None:
     from scipy import stats
 

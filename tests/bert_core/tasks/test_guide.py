@@ -45,7 +45,6 @@ def test_a_meaning_ends_with_the_range_or_the_choices_and_the_default() -> None:
     assert options["pooling"].endswith(' (one of mean, cls; default: "mean")')
 
 
-@pytest.mark.drill
 def test_every_stage_that_is_told_options_explains_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -55,7 +54,6 @@ def test_every_stage_that_is_told_options_explains_them(
     assert sorted(explaining) == sorted(TRAINING)
 
 
-@pytest.mark.drill
 def test_the_page_on_tasks_is_what_the_tasks_say() -> None:
     """Writes `docs/tasks.md` again where it says something else."""
     path = Path(__file__).parents[3] / "docs" / "tasks.md"

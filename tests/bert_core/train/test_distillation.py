@@ -75,7 +75,6 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("budget", [1, 200])
 @pytest.mark.parametrize(("dtype", "most"), PRECISIONS)
 def test_the_micro_batch_does_not_change_the_gradient(
@@ -93,7 +92,6 @@ def test_the_micro_batch_does_not_change_the_gradient(
     assert measured["loss"] == pytest.approx(weighted)
 
 
-@pytest.mark.drill
 def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> None:
     alone = gradients(1 << 20)
     ranks = on_ranks(2, gradients_of_rank, tmp_path)

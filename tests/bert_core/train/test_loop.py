@@ -229,7 +229,7 @@ def sharded_training(name: Algorithm, of_one: Path, own: Path) -> tuple[dict, di
     return {key: whole(value) for key, value in model.state_dict().items()}, measured
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> None:
     # 13 rows do not divide evenly: ranks have unlike numbers of micro-batches, each padded to
     # another width than in one process. Of NSP's two rows of weights, one rank has none.
@@ -356,7 +356,6 @@ def test_the_gradient_is_that_of_the_mean_losses_of_the_global_batch() -> None:
         assert int(step.correct[name]) == int(part.correct)
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_resumed_run_ends_with_the_same_bits_with_dropout_on(
     precision: Precision, tmp_path: Path

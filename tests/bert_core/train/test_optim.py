@@ -201,7 +201,6 @@ def after_three_steps() -> dict[str, Tensor]:
     return model.state_dict()
 
 
-@pytest.mark.drill
 def test_ranks_that_share_muons_work_end_with_the_weights_of_one(tmp_path: Path) -> None:
     alone = after_three_steps()
     for weights, doubled in on_ranks(2, share_the_work, tmp_path):

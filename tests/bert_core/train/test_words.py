@@ -84,7 +84,6 @@ def trained_state(
     return made.state_dict(), norms
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("layer_decay", [1.0, 0.6])
 def test_words_that_are_read_train_as_in_a_table_of_all_and_the_others_decay_as_there(
     layer_decay: float,
@@ -128,7 +127,6 @@ def test_before_the_first_step_the_state_is_that_of_the_model_as_it_was() -> Non
     assert all(torch.equal(own[name], whole[name]) for name in whole)
 
 
-@pytest.mark.drill
 def test_a_resumed_run_ends_with_the_same_bits_in_all_words(tmp_path: Path) -> None:
     undisturbed, _ = trained_state(by_read_words=True)
     made = model(by_read_words=True)
@@ -154,7 +152,6 @@ def test_a_resumed_run_ends_with_the_same_bits_in_all_words(tmp_path: Path) -> N
     )
 
 
-@pytest.mark.drill
 def test_a_run_goes_on_from_a_checkpoint_of_one_that_trained_all_words(tmp_path: Path) -> None:
     undisturbed, _ = trained_state(by_read_words=False)
     for order in ((True, False), (False, True)):
