@@ -238,7 +238,7 @@ def untrained(prepared: Small, tmp_path_factory: pytest.TempPathFactory) -> Untr
     config = tiny.encoder_config(words.vocab_size, max_position_embeddings=512)
     heads = [MaskedLanguageModeling, NextSentencePrediction]
     rows = [{"text": "a", "label": label} for label in ("early", "late")]
-    task = TextClassification.from_rows(rows, TextClassification.options_of({}))
+    task = TextClassification.from_rows(rows)
     return Untrained(
         encoder=tiny.bundle(folder / "encoder" / "bundle", words, config, objectives=heads),
         classifier=tiny.bundle(folder / "classifier" / "bundle", words, config, task=task),
