@@ -51,6 +51,7 @@ def test_what_cannot_be_told_is_refused(
     assert message in response.json()["error"]
 
 
+@pytest.mark.drill  # exporting takes seconds
 def test_a_graph_does_not_tell_its_attention(exported: Path) -> None:
     with live.served(exported, backend="onnxruntime") as url:
         response = httpx.post(f"{url}/attention", json={"text": TEXT})
