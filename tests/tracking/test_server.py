@@ -108,3 +108,13 @@ def test_a_store_is_made_where_none_can_be_kept(
     monkeypatch.setenv(FOLDER, str(tmp_path / "file" / "cache"))
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     assert experiment_id(connect(uri), uri, "e")
+
+
+def test_a_client_is_told_that_a_database_takes_more_of_mlflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)  # as if it were not installed
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    with pytest.raises(ResourceError, match=r"wanted MLflow in sqlite.*run `pip .*\.\[train\]"):
+        connect(uri)
+    assert list(tmp_path.iterdir()) == []

@@ -45,6 +45,12 @@ def test_a_machine_that_is_well_passes(check: node_checks.NodeCheck) -> None:
     assert check(WELL, HERE)
 
 
+def test_a_client_need_not_have_what_the_nodes_have() -> None:
+    client = replace(HERE, versions={**HERE.versions, "torch": None, "mlflow": None})
+    node = replace(HERE, versions={**HERE.versions, "torch": "2.0.1", "mlflow": "2.0"})
+    assert "torch 2.0.1" in node_checks.check_versions(node, client)
+
+
 WRONG = {
     "versions": (
         {"versions": {**HERE.versions, "torch": "2.0.1+cu118"}},
