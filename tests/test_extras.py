@@ -31,7 +31,7 @@ Installed = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """Gives the folder of programs of an environment with one extra."""
 
     @cache

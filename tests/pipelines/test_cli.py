@@ -208,7 +208,7 @@ def test_a_command_that_turns_out_to_need_its_extra_says_so(
 
 def test_a_module_that_no_extra_brings_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(_: object) -> None:
-        import nowhere  # type: ignore[import-not-found]  # noqa: F401
+        import nowhere  # noqa: F401
 
     monkeypatch.setattr("pipelines.commands.listing.run", run)
     with pytest.raises(ModuleNotFoundError, match="nowhere"):
