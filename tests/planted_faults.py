@@ -308,7 +308,7 @@ FAULTS = (
         "                raise mistake\n",
         "                logger.error(mistake)\n",
         "tests/pipelines/training/test_worker.py"
-        "::test_a_users_mistake_on_any_rank_ends_training_at_once_and_another_error_is_retried",
+        "::test_an_error_on_any_rank_is_retried_but_a_users_mistake_ends_training_at_once",
     ),
     _fault(
         "options",
