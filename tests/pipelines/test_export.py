@@ -203,9 +203,8 @@ def test_8_bits_that_cost_too_much_are_refused_and_nothing_is_written(
     assert not files.exists(f"{config.output}/manifest.json")
 
 
-def test_an_export_that_was_not_asked_for_8_bits_is_not_told_to_leave_them_out(
-    config: ExportConfig,
-) -> None:
+def test_an_export_that_was_not_asked_for_8_bits_is_not_told_to_leave_them_out() -> None:
+    config = ExportConfig(output="out", model="model")
     fallen = Verdict(not_worse=False, metric="f1", difference=-0.1, low=-0.2, high=0.0, rows=9)
     message = r"a drop of 0\.1000 by export .* on 9 rows\): raise max_drop, or give more rows if"
     with pytest.raises(ConfigError, match=message):

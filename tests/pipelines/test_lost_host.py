@@ -20,7 +20,7 @@ from pipelines.pretrain import PretrainConfig
 from tests import processes
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.ray, pytest.mark.guard]
+pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
 STEPS = 150  # more than are trained while two more drivers start
 

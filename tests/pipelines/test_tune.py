@@ -274,7 +274,7 @@ def test_a_trial_that_diverges_does_not_end_the_sweep(pretrained: Any, tmp_path:
 
 
 @pytest.mark.ray
-@pytest.mark.guard
+@pytest.mark.drill
 def test_a_sweep_that_was_killed_goes_on_and_runs_no_finished_trial_again(
     pretrained: Any, tmp_path: Path
 ) -> None:

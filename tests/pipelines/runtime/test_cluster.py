@@ -198,7 +198,7 @@ print("timeout of storage:", ray.get(work.remote()))
 """
 
 
-@pytest.mark.guard
+@pytest.mark.drill
 @pytest.mark.parametrize("which", ["head", "open_head"])
 def test_a_driver_joins_through_rays_client(which: str, head: Any, open_head: Any) -> None:
     joined = {"head": head, "open_head": open_head}[which]

@@ -96,7 +96,7 @@ def losses(folder: Path) -> np.ndarray:
     return np.array([each["loss"] for each in read_records(folder).values() if "loss" in each])
 
 
-@pytest.mark.guard
+@pytest.mark.drill
 def test_workers_follow_the_nodes_and_losses_stay(
     prepared: Any,
     tmp_path: Path,

@@ -103,7 +103,7 @@ def test_a_run_says_where_its_time_went_and_what_it_cost(prepared: Any, tmp_path
         assert not [name for name in points if name.startswith("clock/")]
 
 
-@pytest.mark.guard
+@pytest.mark.drill
 def test_a_driver_that_is_killed_and_started_again_counts_every_step_once(
     prepared: Any, tmp_path: Path
 ) -> None:
