@@ -130,17 +130,10 @@ def test_submitting_again_finds_the_job(head: Any, tmp_path: Path) -> None:
         assert f"job {job_id}-2 succeeded, exit code 0" in done.stdout
         assert proxy.sent_bytes < 100_000, "the code, half a megabyte, is there"
 
-        made = (output / "manifest.json").read_bytes()
-        again = head.raybert(*submit)
-        assert again.returncode == 0, again.stdout + again.stderr
-        assert f"job {job_id}-2 succeeded before: this is attempt 3" in again.stdout
-        assert f"{output} already exists, made with the same settings: skipped" in again.stdout
-        assert (output / "manifest.json").read_bytes() == made
-
     # All attempts are on record: at the job server, and with the output.
     listed = head.raybert("jobs", COLUMNS="300").stdout
     [row] = [line for line in listed.splitlines() if line.startswith(job_id)]
-    assert re.search(rf"^{job_id} +vocab +succeeded .* +3 +0 +{output} *$", row), listed
+    assert re.search(rf"^{job_id} +vocab +succeeded .* +2 +0 +{output} *$", row), listed
     assert "wanted a file" in head.raybert("jobs", "logs", f"{job_id}-1").stdout
     assert "wanted a file" not in head.raybert("jobs", "logs", job_id).stdout
     [log] = output.glob(f"logs/*-{job_id}-2/driver.log")
@@ -168,11 +161,13 @@ def test_submitting_again_finds_the_job(head: Any, tmp_path: Path) -> None:
     assert f"(did you mean {job_id}" in unknown.stderr
     assert json.loads((output / "manifest.json").read_text())["stage"] == "vocab"
 
+    made = (output / "manifest.json").read_bytes()
     text.write_text("\n\n".join(f"Another sentence, {i}." for i in range(60)))
     changed = head.raybert("submit", *submit[3:])
     assert changed.returncode == 2, "the output was made from the file as it was"
-    assert f"job {job_id}-3 succeeded before: this is attempt 4" in changed.stdout
+    assert f"job {job_id}-2 succeeded before: this is attempt 3" in changed.stdout
     assert f"{output} holds a finished `vocab`" in changed.stdout
+    assert (output / "manifest.json").read_bytes() == made
 
 
 @pytest.mark.drill
