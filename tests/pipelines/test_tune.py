@@ -214,7 +214,7 @@ def test_asha_ends_what_does_worse_and_what_it_ended_stays_so(
 
 @pytest.mark.usefixtures("local_ray")
 def test_what_a_user_can_mend_in_a_trial_is_said(pretrained: Any, tmp_path: Path) -> None:
-    search = SweepConfig(space={"batch_size": [64]})
+    search = SweepConfig(space={"batch_size": [8, 64]})
     config = sweep(pretrained, tmp_path / "out", search=search)
     message = r"rows.jsonl: wanted at least batch_size = 64 rows to train on, got 32, of which 8 ar"
     with pytest.raises(CorpusError, match=message):
