@@ -133,7 +133,7 @@ def running_alone(
     *options: str,
     config: str = "",
     tls: ssl.SSLContext | None = None,
-    **environment: str,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """`raybert serve` in a process of its own, once it is ready.
 
@@ -146,7 +146,7 @@ def running_alone(
     if config:
         (folder / "serve.toml").write_text(config)
         command += ["--config", str(folder / "serve.toml")]
-    server = Server.start(command, port, folder, **environment)
+    server = Server.start(command, port, folder, **(environment or {}))
     server.tls = tls
     try:
         server.wait_until_ready(say="logs:")
@@ -163,7 +163,9 @@ def running_together(
     models = ",".join(f"{name}={place}" for name, place in bundles.items())
     options = ("--models", models, "--together", "--num_cpus", "0.5", *options)
     soon = {"RAY_metrics_report_interval_ms": "1000"}
-    with running_alone(folder, "--log_format", "json", *options, tls=tls, **soon) as server:
+    with running_alone(
+        folder, "--log_format", "json", *options, tls=tls, environment=soon
+    ) as server:
         yield server
 
 

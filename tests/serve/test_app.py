@@ -387,6 +387,7 @@ def test_serve_run_is_given_one_model_that_answers_for_itself(bundle: Path) -> N
     assert deployment.num_replicas == 2
     assert deployment.ray_actor_options["num_cpus"] == 3
     config = deployment.user_config
+    assert config is not None
     assert config["alone"]
     assert config["plan"]["name"] == "docs"
     assert config["plan"]["source"]["digest"] == bundle_digest(bundle)
