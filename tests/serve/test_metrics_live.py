@@ -160,8 +160,10 @@ def page(server: Server, registry: str) -> Page:
         failed = page.get("ray_raybert_rollovers_total")
         requests = page.get("ray_raybert_requests_total", ())
         # Every process exports by itself.
-        told = {each["model"] for each in requests if each["status"] == "200"}
-        is_whole = failed and {"docs", "other"} <= told
+        told = {(each["model"], each["status"], each["version"]) for each in requests}
+        answered = {("docs", "200", "1"), ("docs", "200", "2")} <= told
+        by_all = {("other", "200"), ("-", "404"), ("-", "422")} <= {each[:2] for each in told}
+        is_whole = failed and answered and by_all
         return page if is_whole and "ray_serve_deployment_replica_healthy" in page else None
 
     return eventually("the page is complete", complete)
