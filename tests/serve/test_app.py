@@ -385,7 +385,7 @@ def test_serve_run_is_given_one_model_that_answers_for_itself(bundle: Path) -> N
     arguments = app.BuildArguments(name="docs", model=str(bundle), num_replicas=2, threads=3)
     deployment = app.build(arguments)._bound_deployment
     assert deployment.num_replicas == 2
-    assert deployment.ray_actor_options["num_cpus"] == 3
+    assert (deployment.ray_actor_options or {})["num_cpus"] == 3
     config = deployment.user_config
     assert config is not None
     assert config["alone"]
