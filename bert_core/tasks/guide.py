@@ -85,7 +85,7 @@ def _origin(task: type[Task]) -> str:
 
 def meanings(kind: type[Any]) -> list[tuple[str, str]]:
     """Name of each field of a dataclass, and its docstring with its range and default."""
-    documented = docstrings(kind)
+    documented = docstrings(kind)  # type: ignore[arg-type]  # mypy: a class has no hash
     return [(one.name, f"{documented[one.name]}{_limits(kind, one)}") for one in fields(kind)]
 
 
