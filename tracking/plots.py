@@ -1,6 +1,7 @@
 """Plots of a run for people to look at: training curves, and which labels a model confuses.
 
-Uses only matplotlib's objects: no pyplot, no state, no display.
+Uses only matplotlib's objects: no pyplot, no state, no display. A legend names its place, also the
+default one: otherwise matplotlib warns of large data when the machine is busy for a second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +67,7 @@ def _plot_kind(kind: str, curves: list[Curve], path: Path) -> Path:
     if kind in ("learning_rate", "throughput"):
         axes.set_ylim(bottom=0)
     if len(curves) > 1:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="best")
     else:
         axes.set_title(curves[0].name, loc="left", fontsize=11)
     return _save(figure, path)
@@ -229,7 +230,7 @@ def plot_lengths(
         mean = float((lengths * counts).sum() / max(counts.sum(), 1))
         axes.axvline(mean, color=COLOURS[1], linewidth=1.5, label=f"mean {mean:.0f}")
         axes.set_xlim(left=0)
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="best")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.yaxis.set_major_formatter(FuncFormatter(_short_number))

@@ -1,5 +1,7 @@
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -44,6 +46,21 @@ def test_each_kind_of_metric_there_is_gets_a_picture(tmp_path: Path, rows: int) 
     paths = plot_curves(write_metrics(tmp_path, rows), tmp_path / "plots")
     assert [path.name for path in paths] == ["loss.png", "accuracy.png", "throughput.png"]
     assert all(map(is_drawn, paths))
+
+
+def test_a_busy_machine_gets_no_warning_of_large_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """matplotlib 3.11.2, Legend._find_best_position: it asks the clock, not the data."""
+    clock = itertools.count(step=2)
+    monkeypatch.setattr("matplotlib.legend.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    metrics = tmp_path / "metrics.jsonl"
+    values = {"loss": 1.0, "held_out_loss": 1.1}
+    lines = [{"step": step, "time_ms": 0, "metrics": values} for step in range(3)]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert plot_curves(metrics, tmp_path / "plots")
+    assert is_drawn(plot_lengths({1: 3, 2: 4}, tmp_path / "lengths.png"))
+    assert next(clock) > 2  # a place was looked for
 
 
 def test_nothing_recorded_draws_nothing(tmp_path: Path) -> None:
