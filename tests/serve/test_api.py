@@ -56,23 +56,29 @@ class Caller:
         return response.status_code, response.json() if is_json else response.text
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
         yield runner
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model(bundle: Path, runner: asyncio.Runner) -> Iterator[Model]:
     model = Model("docs", bundle, device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0)
     yield model
     runner.run(model.close())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ask(model: Model, runner: asyncio.Runner) -> Caller:
     """One model alone, as `serve run` deploys it."""
     return Caller(runner, api.create_model_app(Slot(model), alone=True))
+
+
+@pytest.fixture(scope="module")
+def front(model: Model, runner: asyncio.Runner) -> Caller:
+    """The same model behind a front."""
+    return Caller(runner, api.create_front_app({"docs": api.LocalModel(Slot(model))}))
 
 
 def test_a_text_and_a_list_are_answered_as_the_predictor_answers(ask: Caller, bundle: Path) -> None:
@@ -326,15 +332,11 @@ def test_the_front_lists_and_asks_every_model_and_survives_one_that_is_down(
     assert "feature-extraction, and gone did not say what it is for" in came["error"]
 
 
-@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("caller", ["ask", "front"])
 def test_a_models_url_may_end_with_a_slash(
-    model: Model, runner: asyncio.Runner, *, alone: bool
+    caller: str, runner: asyncio.Runner, request: pytest.FixtureRequest
 ) -> None:
-    slot = Slot(model)
-    app = api.create_model_app(slot, alone=True)
-    if not alone:
-        app = api.create_front_app({"docs": api.LocalModel(slot)})
-    client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
+    client = request.getfixturevalue(caller).client
     for ending in ("", "/"):
         url = f"/v1/models/docs{ending}"
         assert runner.run(client.post(url, json={"inputs": "a"})).status_code == 200
@@ -399,11 +401,10 @@ NAMING = '{"model": "other", "inputs": "a", "options": OPTIONS}'
 )
 @pytest.mark.parametrize("path", ["/", "/predict"])
 def test_no_model_answers_a_body_that_names_another_however_it_is_written(
-    model: Model, runner: asyncio.Runner, path: str, body: str | bytes, status: int, message: str
+    front: Caller, path: str, body: str | bytes, status: int, message: str
 ) -> None:
-    ask = Caller(runner, api.create_front_app({"docs": api.LocalModel(Slot(model))}))
     content = body if isinstance(body, bytes) else body.replace("OPTIONS", "{}").encode()
-    came = ask("POST", path, content=content)
+    came = front("POST", path, content=content)
     assert came[0] == status
     assert status == 200 or message in came[1]["error"]
 
