@@ -7,6 +7,7 @@ A run writes `.durations.json`, and says at its end which files have become more
 import json
 import os
 import statistics
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import TypedDict
@@ -17,11 +18,13 @@ LAST = Path(__file__).parents[1] / ".durations.json"
 KEPT = Path(__file__).with_name("durations.json")
 
 LIMIT_S = 3.0
-"""Most CPU seconds of a case."""
+"""Most CPU seconds of a case, on a machine that counts as fast as that of the record."""
 RAY_LIMIT_S = 10.0
 """The same with Ray: the commands that a case starts count, the cluster's processes do not."""
 ON_THE_CLOCK = 10
 """Times as many seconds on the clock: it may wait for others that compute, but not just wait."""
+COUNTING_S = 0.03
+"""What `slowness` takes there."""
 WITHOUT_LIMIT = ("guard", "drill", "matrix", "cluster", "gpu", "fake_cuda")
 
 # A file is named if it takes this many times as long as before, and this many seconds more.
@@ -53,9 +56,8 @@ class Durations:
         spent_s, self._cpu_s = now_s - self._cpu_s, now_s
         report.cpu_s = spent_s  # type: ignore[attr-defined]  # goes to the first process with it
         if report.when == "call" and report.passed:
-            complaint = too_expensive(
-                spent_s, report.duration, {marker.name for marker in item.iter_markers()}
-            )
+            markers = {marker.name for marker in item.iter_markers()}
+            complaint = too_expensive(spent_s, report.duration, markers)
             if complaint:
                 report.outcome, report.longrepr = "failed", complaint
         return report
@@ -80,12 +82,22 @@ def _cpu_s() -> float:
     return sum(os.times()[:4])
 
 
+def slowness() -> float:
+    """How many times as long as that of the record this machine takes now, at least once."""
+    began_s = time.process_time()
+    sum(number * number for number in range(1_000_000))
+    return max(1.0, (time.process_time() - began_s) / COUNTING_S)
+
+
 def too_expensive(cpu_s: float, seconds: float, markers: set[str]) -> str:
     """Why a case may not cost so much, and the way out; empty if it may."""
     if markers.intersection(WITHOUT_LIMIT):
         return ""
     limit_s = RAY_LIMIT_S if "ray" in markers else LIMIT_S
     if cpu_s <= limit_s and seconds <= ON_THE_CLOCK * limit_s:
+        return ""
+    slower = slowness()
+    if cpu_s <= slower * limit_s and seconds <= slower * ON_THE_CLOCK * limit_s:
         return ""
     return (
         f"this case takes {cpu_s:.1f} s of CPU and {seconds:.1f} s on the clock; wanted at most "

@@ -208,7 +208,7 @@ def test_an_exported_bundle_has_all_but_the_weights(exported: Path) -> None:
     ).read_bytes()
 
 
-@pytest.mark.drill
+@pytest.mark.guard
 def test_a_graph_in_8_bits_is_small_and_near(tmp_path: Path) -> None:
     import onnx
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -245,11 +246,14 @@ def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
 def test_one_written_in_the_background_has_the_weights_of_its_step(tmp_path: Path) -> None:
     model, optimizer = trained(0)
     kept = {name: value.clone() for name, value in model.state_dict().items()}
+    changed = threading.Event()
     with CheckpointWriter(str(tmp_path), run_digest="run") as writer:
+        writer._thread.submit(changed.wait)  # nothing is written before the weights change
         writer.save(1, model, optimizer, 2.5)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.zero_()
+        changed.set()
         writer.wait()
     checkpoint = latest_checkpoint(str(tmp_path))
     assert checkpoint == best_checkpoint(str(tmp_path))

@@ -114,7 +114,7 @@ def test_a_secret_in_the_address_of_data_is_written_nowhere(
         prepare.run(replace(finetuned.prepare(tmp_path / "shards"), corpus=corpus, **shared))
         labelled = LabelledConfig(source=rows)
         tuned = replace(finetuned.finetune(tmp_path / "tuned"), train=labelled, held_out=labelled)
-        finetune.run(replace(tuned, **shared))
+        finetune.run(replace(tuned, seeds=(0,), epochs=0.25, **shared))
         evaluate.run(
             EvaluateConfig(
                 output=str(tmp_path / "scores"), model=tuned.output, held_out=labelled, **shared
