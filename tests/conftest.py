@@ -179,7 +179,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if not fixtures.isdisjoint(getattr(item, "fixturenames", ())):
                 item.add_marker(marker)
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
-        cost = costs.get(item.nodeid.partition("::")[0])
+        cost = costs.get(durations.place_of(item.nodeid, item.keywords))
         seconds[group_of(item)] += cost["seconds"] / cost["cases"] if cost else 0.05
     items.sort(key=lambda item: (-seconds[group_of(item)], group_of(item)))
 

@@ -8,7 +8,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Generator
+from collections.abc import Container, Generator
 from pathlib import Path
 from typing import TypedDict
 
@@ -32,7 +32,7 @@ MORE, MORE_S = 1.5, 2.0
 
 
 class Cost(TypedDict):
-    """What the cases of a file took together, their fixtures included."""
+    """What the cases of a place took together, their fixtures included."""
 
     cases: int
     seconds: float
@@ -63,9 +63,9 @@ class Durations:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        path = report.nodeid.partition("::")[0]
-        cost = self.costs.setdefault(path, {"cases": 0, "seconds": 0.0, "cpu_s": 0.0})
-        cost["cases"] += report.when == "call"
+        place = place_of(report.nodeid, report.keywords)
+        cost = self.costs.setdefault(place, {"cases": 0, "seconds": 0.0, "cpu_s": 0.0})
+        cost["cases"] += report.when == "setup"  # also of what is skipped
         cost["seconds"] += report.duration
         cost["cpu_s"] += getattr(report, "cpu_s", 0.0)
 
@@ -75,6 +75,13 @@ class Durations:
         if lines := more_expensive(self.costs, kept()):
             terminalreporter.section("files that cost more than before")
             terminalreporter.write_line("\n".join(lines))
+
+
+def place_of(nodeid: str, markers: Container[str]) -> str:
+    """Where a case is counted: its file, whose long tests are apart, since they run apart."""
+    path = nodeid.partition("::")[0]
+    kind = next((f" ({name})" for name in ("guard", "drill") if name in markers), "")
+    return f"{path}{kind}"
 
 
 def _cpu_s() -> float:
@@ -129,13 +136,13 @@ def more_expensive(costs: dict[str, Cost], before: dict[str, Cost]) -> list[str]
 
 
 def kept() -> dict[str, Cost]:
-    """The record in the repository, by file."""
+    """The record in the repository, by place."""
     record: dict[str, Cost] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     return record
 
 
 def as_json(costs: dict[str, Cost]) -> str:
-    """A line per file, so that changes can be read."""
+    """A line per place, so that changes can be read."""
     lines = [
         f"{json.dumps(path)}: {json.dumps({name: round(value, 1) for name, value in cost.items()})}"  # type: ignore[call-overload]
         for path, cost in sorted(costs.items())

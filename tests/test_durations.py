@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.durations import Cost, Durations, as_json, kept, more_expensive, too_expensive
+from tests.durations import Cost, Durations, as_json, kept, more_expensive, place_of, too_expensive
 
 
 def cost(cpu_s: float, cases: int = 4) -> Cost:
@@ -68,3 +68,8 @@ def test_the_record_has_a_line_per_file_and_reads_back() -> None:
         "}",
     ]
     assert all(cost["cases"] for cost in kept().values())
+
+
+def test_long_tests_of_a_file_are_counted_apart() -> None:
+    assert place_of("tests/test_a.py::test_b[::]@group", {"ray"}) == "tests/test_a.py"
+    assert place_of("tests/test_a.py::test_b", {"ray", "guard"}) == "tests/test_a.py (guard)"
