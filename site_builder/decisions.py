@@ -20,6 +20,7 @@ ROOMS = {
     "tasks": "Tasks and metrics",
     "export": "Export and engines",
     "serving": "Serving",
+    "tests": "Tests",
 }
 """Rooms of the project, in which a decision holds."""
 
