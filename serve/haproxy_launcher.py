@@ -12,7 +12,7 @@ ends, and becomes HAProxy, in a session of its own, since a Ctrl-C is not for it
   for permanent);
 - a connection to a replica whose host has fallen silent is given up, so that what it was asked goes
   to another replica (Ray waits for an hour);
-- where a model has no replica, a request waits for one for half a minute, and then gets 503;
+- where a model has no replica, a request waits for one (half a minute by default), then gets 503;
 - the frontend speaks TLS if there is a certificate;
 - `OPTIONS *`, which asks about no path, is answered here, and HTTP/2 in clear is refused;
 - no line of its log has the path of a request, or a method that is not HTTP's, and no metric of
@@ -33,6 +33,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bert_core.errors import ConfigError
+
 CERTIFICATE = "RAYBERT_TLS_CERTIFICATE"
 """Environment variable with the path of a PEM file: certificate, chain and private key."""
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
@@ -44,8 +46,17 @@ SILENT_S = 6
 """How long the host of a replica may acknowledge nothing, neither a request nor, while a replica
 computes, that it is there."""
 PATIENCE = "RAYBERT_REPLICA_PATIENCE_S"
-"""Environment variable with `WITHOUT_REPLICA_S`, a whole number."""
-WITHOUT_REPLICA_S = int(os.environ.get(PATIENCE, "30"))
+"""Environment variable with `WITHOUT_REPLICA_S`."""
+
+
+def patience_s(text: str) -> int:
+    """Raises: ConfigError if it is not a number of seconds for HAProxy."""
+    if not re.fullmatch("[1-9][0-9]{0,4}", text):
+        raise ConfigError(f"{PATIENCE}: wanted whole seconds, from 1 to 99999, got {text!r}")
+    return int(text)
+
+
+WITHOUT_REPLICA_S = patience_s(os.environ.get(PATIENCE, "30"))
 """How long a request waits for a model of which no replica is there."""
 ERRORS = "raybert"
 """Name of the section with our error responses."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
+from bert_core.errors import ConfigError
 from serve import haproxy_launcher
 from tests.serve import live
 from tests.waiting import wait_until
@@ -292,3 +293,10 @@ def test_a_backend_gives_up_where_only_serves_own_proxy_is_left(tmp_path: Path) 
     assert "timeout server" not in some
     assert f"timeout server {haproxy_launcher.WITHOUT_REPLICA_S}s" in none
     assert f"errorfile 504 {tmp_path / '503.http'}" in none
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "30s", "1000000"])
+def test_a_patience_that_is_no_number_of_seconds_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"REPLICA_PATIENCE_S: wanted whole seconds, from 1"):
+        haproxy_launcher.patience_s(text)
+    assert haproxy_launcher.patience_s("8") == 8
