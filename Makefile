@@ -27,7 +27,7 @@ help:  ## this list
 demo: $(ENOUGH)  ## the quickstart: from corpus to served answers, on this machine
 	$(BIN)/raybert quickstart
 
-fast: $(INSTALLED)  ## while you work: the quick tests that start no Ray and need no trained model
+fast: $(INSTALLED)  ## while you work: the tests that need neither Ray nor what stages make
 	$(BIN)/python -m pytest -m "$(TEST) and not ray and not trained"
 
 test: $(INSTALLED)  ## all tests but the long ones
