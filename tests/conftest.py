@@ -91,7 +91,10 @@ SHARED = {
     "mortal_server": "mortal_server",
 }
 # Fixtures that give a test its marker; one that starts Ray or trains by itself is marked by hand.
-MARKED = {"ray": {*SHARED}, "trained": {"prepared", "untrained", "pretrained", "finetuned", "evaluated"}}
+MARKED = {
+    "ray": {*SHARED},
+    "trained": {"prepared", "untrained", "pretrained", "finetuned", "evaluated"},
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -92,6 +92,7 @@ def test_the_micro_batch_does_not_change_the_gradient(
     assert measured["loss"] == pytest.approx(weighted)
 
 
+@pytest.mark.guard
 def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> None:
     alone = gradients(1 << 20)
     ranks = on_ranks(2, gradients_of_rank, tmp_path)

@@ -81,6 +81,7 @@ def test_the_micro_batch_does_not_change_the_gradient(
     assert again == pytest.approx(measured, rel=most * 10)
 
 
+@pytest.mark.guard
 def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> None:
     alone = [gradient_of(dtype, 1 << 20, scored=False) for dtype, _ in PRECISIONS]
     ranks = on_ranks(2, gradients_of_rank, tmp_path)
