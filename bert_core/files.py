@@ -26,13 +26,18 @@ import pyarrow as pa
 from pyarrow import fs
 
 from bert_core import storage
+from bert_core.compression import (
+    COMPRESSIONS,
+    HEAD_BYTES,
+    PIECE_BYTES,
+    SUFFIXES,
+    compression_of,
+    decompressing,
+)
 from bert_core.errors import ConfigError, CorpusError, RaybertError, ResourceError
 from bert_core.wording import nearest
 
 CHUNK_BYTES = 1 << 20
-PIECE_BYTES = 1 << 16
-# Suffixes of compressed files → Arrow's names of the compressions.
-COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
 _WEB = re.compile(r"^https?://", re.IGNORECASE)
 # Schemes that pyarrow opens itself; fsspec opens all others but those of object stores.
 _OF_PYARROW = ("file", "hdfs", "viewfs")
@@ -212,12 +217,13 @@ def open_input(path: str) -> pa.NativeFile:
 
 
 def open_stream(path: str) -> io.BufferedReader:
-    """Open a file's contents for sequential reading: decompressed if it is .gz, .bz2 or .zst.
+    """Open a file's contents for sequential reading: decompressed if its first bytes are those of
+    gzip, bz2, zstd or xz, whatever it is called.
 
     Consecutive members, streams or frames are read as one. If the file was cut off exactly between
     two of them, that goes unnoticed, as does damage within a zstd frame without a checksum.
     Raises: FileNotFoundError, ResourceError; while it is read also CorpusError, if compressed data
-        is damaged or truncated.
+        is damaged or truncated, or the name says that the data is compressed and it is not.
     """
     return io.BufferedReader(_Contents(path), CHUNK_BYTES)
 
@@ -227,32 +233,45 @@ class _Contents(io.RawIOBase):
 
     def __init__(self, path: str) -> None:
         self._path, self._read_bytes = path, 0
-        self._compression = suffixes(path)[1]
         self._file = self._stored = open_input(path)
-        if self._compression:
-            self._file = pa.CompressedInputStream(self._stored, COMPRESSIONS[self._compression])
+        with reading(path):
+            head = self._stored.read(HEAD_BYTES)
+            self._stored.seek(0)
+        self.compression = compression_of(head)
+        self._odd: str | None = None
+        if not self.compression and (said := suffixes(path)[1]):
+            short = "Truncated compressed stream" if head else "it is empty"
+            self._odd = short if len(head) < HEAD_BYTES else f"it does not begin as .{said} does"
+        if self.compression:
+            self._file = decompressing(self._stored, self.compression)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        if self._odd:  # compressed, even nothing takes some bytes
+            raise self._damaged(self._odd)
         try:
             with reading(self._path):
                 # NOTE: an error loses what Arrow read before it in the same call, so read little.
                 count = self._file.readinto(memoryview(buffer)[:PIECE_BYTES])
-        except OSError as error:
-            if self._compression:
+        except RaybertError:
+            raise
+        except Exception as error:  # every library of a compression has its own classes
+            if self.compression:
                 raise self._damaged(str(error)) from error
             raise
-        if self._compression and count == self._stored.tell() == 0:
-            raise self._damaged("it is empty")  # compressed, even nothing takes some bytes
         self._read_bytes += count
         return count
 
     def _damaged(self, error: str) -> CorpusError:
+        kind = self.compression or suffixes(self._path)[1]
+        way_out = "copy or download it again"
+        if self._odd:
+            way_out += f", or, if it is not compressed, remove .{kind} from its name"
         return CorpusError(
-            f"{self._path}: wanted whole .{self._compression} data, it cannot be read beyond "
-            f"{self._read_bytes:,} decompressed bytes ({error}): copy or download it again"
+            f"{self._path}: wanted whole .{kind} data, it cannot be read beyond "
+            f"{self._read_bytes:,} decompressed bytes ({error}): {way_out}"
         )
 
     def close(self) -> None:
@@ -261,12 +280,23 @@ class _Contents(io.RawIOBase):
         super().close()
 
 
+def look_into(path: str, count: int) -> tuple[bytes, str | None]:
+    """The first `count` bytes of a file's contents, and its compression. Raises: as `open_stream`
+    does, also on reading."""
+    raw = _Contents(path)
+    with io.BufferedReader(raw, count) as stream:
+        return stream.read(count), raw.compression
+
+
 def suffixes(path: str) -> tuple[str, str | None]:
-    """`("jsonl", "gz")` for `a.JSONL.gz`, `("txt", None)` for `a.txt`, `("", None)` for `a`."""
+    """`("jsonl", "gz")` for `a.JSONL.gz`, `("txt", None)` for `a.txt`, `("", None)` for `a`.
+
+    It is what the name says; what the contents say, `look_into` tells.
+    """
     name = (urlsplit(path).path if _WEB.match(path) else path).rpartition("/")[2].lower()
     stem, _, last = name.rpartition(".")
-    if last in COMPRESSIONS:
-        return stem.rpartition(".")[2] if "." in stem else "", last
+    if last in SUFFIXES:
+        return stem.rpartition(".")[2] if "." in stem else "", SUFFIXES[last]
     return last if "." in name else "", None
 
 

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import hashlib
 import io
+import lzma
 import pickle
 import resource
 import tempfile
@@ -19,6 +20,7 @@ import pytest
 from aiohttp import web
 
 from bert_core import conditional, files
+from bert_core.compression import COMPRESSIONS, PIECE_BYTES
 from bert_core.errors import ConfigError, CorpusError, ResourceError
 from tests.web_server import WebServer
 from tracking.ports import free_ports
@@ -490,6 +492,7 @@ def cut_in_frames(data: bytes, suffix: str, frames: int) -> list[bytes]:
         "gz": gzip.compress,
         "bz2": bz2.compress,
         "zst": lambda piece: pa.Codec("zstd").compress(piece, asbytes=True),
+        "xz": lzma.compress,
     }
     if not data:
         return [compress[suffix](data)] * frames
@@ -497,7 +500,7 @@ def cut_in_frames(data: bytes, suffix: str, frames: int) -> list[bytes]:
     return [compress[suffix](data[at : at + size]) for at in range(0, len(data), size)]
 
 
-@pytest.mark.parametrize("suffix", files.COMPRESSIONS)
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
 @pytest.mark.parametrize("frames", [1, 4])
 def test_a_compressed_file_is_read_as_what_it_holds(place: str, suffix: str, frames: int) -> None:
     path = files.join(place, f"a.txt.{suffix}")
@@ -510,7 +513,7 @@ def test_a_compressed_file_is_read_as_what_it_holds(place: str, suffix: str, fra
         assert text.read() == NOISE.decode()
 
 
-@pytest.mark.parametrize("suffix", files.COMPRESSIONS)
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
 @pytest.mark.parametrize("frames", [1, 4])
 @pytest.mark.parametrize("share", [0.0, 0.00001, 0.3, 0.6, 0.99999])
 def test_a_compressed_file_that_breaks_off_is_an_error(
@@ -527,11 +530,11 @@ def test_a_compressed_file_that_breaks_off_is_an_error(
     assert (
         f"{tmp_path}/a.{suffix}: wanted whole .{suffix} data, it cannot be read beyond " in message
     )
-    assert message.endswith("): copy or download it again")
+    assert ": copy or download it again" in message
     assert ("Truncated" in message) == (share > 0)
 
 
-@pytest.mark.parametrize("suffix", files.COMPRESSIONS)
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_a_compressed_file_may_hold_nothing(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(b"".join(cut_in_frames(b"", suffix, 1)))
@@ -539,17 +542,17 @@ def test_a_compressed_file_may_hold_nothing(tmp_path: Path, suffix: str) -> None
     assert files.read_contents(str(path)) == b""
 
 
-@pytest.mark.parametrize("suffix", files.COMPRESSIONS)
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_where_a_compressed_file_breaks_off_is_told(tmp_path: Path, suffix: str) -> None:
     frames = cut_in_frames(NOISE, suffix, 4)
     (tmp_path / f"a.{suffix}").write_bytes(b"".join(frames[:3]) + frames[3][:-1])
     with files.open_stream(f"{tmp_path}/a.{suffix}") as stream:
-        assert stream.read(3 * files.PIECE_BYTES) == NOISE[: 3 * files.PIECE_BYTES]
-        with pytest.raises(CorpusError, match=r"beyond (26|29|32|39)\d,\d{3} decompressed bytes"):
+        assert stream.read(3 * PIECE_BYTES) == NOISE[: 3 * PIECE_BYTES]
+        with pytest.raises(CorpusError, match=r"beyond (400,000|(26|29|32|39)\d,\d{3}) decompressed bytes"):
             stream.read()
 
 
-@pytest.mark.parametrize("suffix", files.COMPRESSIONS)
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
 @pytest.mark.parametrize("frames", [1, 4])
 def test_damage_in_a_compressed_file_is_an_error(tmp_path: Path, suffix: str, frames: int) -> None:
     pieces = cut_in_frames(NOISE, suffix, frames)
@@ -567,18 +570,47 @@ def test_damage_in_a_compressed_file_is_an_error(tmp_path: Path, suffix: str, fr
             stream.read()
 
 
+ZEROS = bytes(4 * 512)  # xz allows padding by multiples of four
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
+def test_members_without_content_and_zeros_behind_the_last_one_are_read(
+    tmp_path: Path, suffix: str
+) -> None:
+    [nothing], [first, second] = cut_in_frames(b"", suffix, 1), cut_in_frames(NOISE, suffix, 2)
+    peers: dict[str, Callable[[bytes], bytes]] = {
+        "gz": gzip.decompress,
+        "bz2": bz2.decompress,
+        # NOTE: Python's lzma reads no padding; the format has it (section 2.2 of its specification).
+        "xz": lambda data: lzma.decompress(data.removesuffix(ZEROS)),
+    }
+    for data in (
+        nothing + first + nothing + nothing + second + nothing,
+        first + second + ZEROS,
+        nothing + ZEROS,
+    ):
+        wanted = peers[suffix](data)  # Python 3.11's module of that name
+        assert wanted in (NOISE, b"")
+        for name in (f"a.{suffix}", "a.txt", "a"):
+            (tmp_path / name).write_bytes(data)
+            assert files.read_contents(f"{tmp_path}/{name}") == wanted
+    (tmp_path / "a").write_bytes(first + b"rest")
+    with pytest.raises(CorpusError, match="behind its end there are bytes that do not belong"):
+        files.read_contents(f"{tmp_path}/a")
+
+
 def test_a_checked_frame_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.zst").write_bytes(CHECKED_FRAME * 2)
     with files.open_stream(f"{tmp_path}/a.zst") as stream:
         assert stream.read() == CHECKED * 2
 
 
-@pytest.mark.parametrize("suffix", files.COMPRESSIONS)
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_a_file_that_is_not_what_its_name_says_is_an_error(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"a.{suffix}").write_bytes(b"<html>Sign in to go on</html>")
     with (
         files.open_stream(f"{tmp_path}/a.{suffix}") as stream,
-        pytest.raises(CorpusError, match=rf"a\.{suffix}: .* beyond 0 decompressed bytes"),
+        pytest.raises(CorpusError, match=rf"beyond 0 .* not compressed, remove \.{suffix} from "),
     ):
         stream.read()
 
@@ -597,6 +629,7 @@ def test_a_format_is_told_from_the_compression_around_it() -> None:
     assert files.suffixes("/a.b/x.JSONL.gz") == ("jsonl", "gz")
     assert files.suffixes("s3://a/x.y.txt.BZ2") == ("txt", "bz2")
     assert files.suffixes("x.zst") == ("", "zst")
+    assert files.suffixes("x.json.gzip") == ("json", "gz")
     assert files.suffixes("a.b/x.md") == ("md", None)
     assert files.suffixes("a.b/README") == ("", None)
     assert files.suffixes("https://a.org/x.xml.bz2?from=a.txt") == ("xml", "bz2")

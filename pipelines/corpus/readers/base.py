@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import pyarrow as pa
 
 from bert_core import files
+from bert_core.compression import COMPRESSIONS
 from bert_core.data.formats import column_of
 from bert_core.errors import CorpusError
 from pipelines.corpus.config import CorpusConfig
@@ -19,8 +20,6 @@ from pipelines.corpus.config import CorpusConfig
 SCAN_BYTES = 1 << 16
 # Longer than any separator between two documents in a text file.
 LONGEST_SEPARATOR_BYTES = 1024
-# Approximate bytes of text per byte of a compressed file: for the sizes of blocks and shards.
-_EXPANSION = {None: 1, "gz": 3, "bz2": 4, "zst": 3}
 
 Rows = Literal["lines", "objects", "cells", "table"]
 """The form in which rows to answer are read from a format: lines of text, JSON objects, cells of
@@ -43,7 +42,7 @@ class CorpusFile:
     @property
     def expansion(self) -> int:
         """Approximate bytes of text per byte of the file."""
-        return _EXPANSION[self.compression]
+        return COMPRESSIONS[self.compression].expansion if self.compression else 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from bert_core import files
+from bert_core.compression import decompress
 from bert_core.data.formats import damaged
 from bert_core.data.wikitext import PAGE_END, article_text, dump_pages
 from bert_core.errors import CorpusError
@@ -55,8 +56,8 @@ class WikipediaReader(BytesReader):
             return
         data = bytes_of(extent)
         try:
-            data = bz2.decompress(data)
-        except (OSError, ValueError) as error:  # damaged or truncated
+            data = decompress(data, "bz2")
+        except (OSError, ValueError, EOFError) as error:  # damaged or truncated
             raise damaged(file.path, ".bz2 file", error) from error
         yield extent.start, data
 
