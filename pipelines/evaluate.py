@@ -113,7 +113,10 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     )
     for name in metrics:
         if name != main:
-            say(f"evaluate: {_with_interval(name, metrics, ranges)}")
+            beside = ""
+            if name == task.error_metric and name in baseline:
+                beside = f"; always giving the mean has {figure(name, baseline[name])}"
+            say(f"evaluate: {_with_interval(name, metrics, ranges)}{beside}")
     counts = {
         "source": without_secrets(config.held_out.source),
         "rows": len(rows),

@@ -48,7 +48,9 @@ def score(name: str, value: float) -> str:
 def figure(name: str, value: float) -> str:
     """A share as `42.3 %`, any other metric as a number."""
     is_share = 0 <= value <= 1 and not any(part in name for part in NO_SHARES)
-    return percent(value) if is_share else f"{value:,.3g}"
+    if is_share:
+        return percent(value)
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:,.3g}"
 
 
 def words(name: str) -> str:

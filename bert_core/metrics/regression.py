@@ -7,7 +7,8 @@ from jaxtyping import Float
 def correlations(
     predicted: Float[np.ndarray, "rows"], labels: Float[np.ndarray, "rows"]
 ) -> dict[str, float]:
-    """`pearson`, `spearman`, their mean `correlation` (GLUE's for STS-B) and `mse`.
+    """`pearson`, `spearman`, their mean `correlation` (GLUE's for STS-B), `mse`, and its root
+    `rmse`, which is an error in the labels' unit.
 
     The correlations are 0 if either side is constant, where they are undefined.
     """
@@ -16,9 +17,11 @@ def correlations(
     varies = len(labels) > 1 and np.ptp(predicted) > 0 and np.ptp(labels) > 0
     pearson = float(pearsonr(predicted, labels).statistic) if varies else 0.0
     spearman = float(spearmanr(predicted, labels).statistic) if varies else 0.0
+    mse = float(np.mean((predicted - labels) ** 2))
     return {
         "pearson": pearson,
         "spearman": spearman,
         "correlation": (pearson + spearman) / 2,
-        "mse": float(np.mean((predicted - labels) ** 2)),
+        "mse": mse,
+        "rmse": mse**0.5,
     }

@@ -4,8 +4,9 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
@@ -16,10 +17,26 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 """transformers' names of the kinds of training for this head."""
 
 
+class Standardised(nn.Module):
+    """A weight as used, `learned * deviation + mean`: numbers are learned around 0, at the scale of
+    1, whatever the unit of the targets is. What is saved and loaded is the weight as used."""
+
+    def __init__(self, deviation: float, mean: float = 0.0) -> None:
+        super().__init__()
+        self.deviation, self.mean = deviation, mean
+
+    def forward(self, learned: Tensor) -> Tensor:
+        return learned * self.deviation + self.mean
+
+    def right_inverse(self, used: Tensor) -> Tensor:
+        return (used - self.mean) / self.deviation
+
+
 class Classification(Objective):
     """Predict one of `num_labels` for a sequence, several of them, or a number (with one "label").
 
-    The loss is cross-entropy, binary cross-entropy (the mean over labels), or the squared error.
+    The loss is cross-entropy, binary cross-entropy (the mean over labels), or the squared error in
+    units of the targets' variance.
     """
 
     name = "classification"
@@ -32,18 +49,42 @@ class Classification(Objective):
         num_labels: int,
         dropout: float | None = None,
         problem_type: ProblemType = "single_label_classification",
+        *,
+        mean: float = 0.0,
+        deviation: float = 1.0,
     ) -> None:
-        """`dropout` defaults to the encoder's."""
+        """
+        Args:
+            dropout: by default the encoder's.
+            mean: of the numbers that are learned; so is `deviation`. Scores are in their unit.
+        """
         super().__init__()
         self.problem_type = problem_type
         self.chooses = problem_type != "regression"
         self.head = LinearHead(config, num_labels, dropout)
+        self.deviation = deviation
+        if (mean, deviation) != (0.0, 1.0):
+            self._standardise(mean, deviation)
+
+    def _standardise(self, mean: float, deviation: float) -> None:
+        linear = self.head.linear
+        for name, unit in (
+            ("weight", Standardised(deviation)), ("bias", Standardised(deviation, mean)),
+        ):  # fmt: skip
+            drawn = getattr(linear, name).detach().clone()
+            parametrize.register_parametrization(linear, name, unit)
+            setattr(linear, name, unit(drawn))
 
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "batch labels"]:
-        assert encoded.pooled is not None
-        return self.head(encoded.pooled)
+        pooled = encoded.pooled
+        assert pooled is not None
+        if self.chooses or not torch.is_autocast_enabled(pooled.device.type):
+            return self.head(pooled)
+        # NOTE: bfloat16 has 8 bits, which are few for a number far from 0, such as a year.
+        with torch.autocast(pooled.device.type, enabled=False):
+            return self.head(pooled.float())
 
     def counts(self, batch: Batch) -> int:
         return len(batch[self.label_key])
@@ -54,7 +95,7 @@ class Classification(Objective):
             return cross_entropy(logits, labels)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.problem_type == "regression":
-            errors = (wide[:, 0] - labels).square()
+            errors = ((wide[:, 0] - labels) / self.deviation).square()
             return LossPart(errors.sum(), len(labels), None)
         losses = functional.binary_cross_entropy_with_logits(
             wide, labels.to(wide.dtype), reduction="none"
@@ -76,7 +117,8 @@ class Classification(Objective):
         wide = torch.promote_types(logits.dtype, torch.float32)
         student, teacher = logits.to(wide), teachers.to(wide)
         if self.problem_type == "regression":
-            return LossPart((student - teacher).square().sum(), len(student), None)
+            errors = ((student - teacher) / self.deviation).square()
+            return LossPart(errors.sum(), len(student), None)
         shares = (teacher / temperature).sigmoid()
         losses, least = (
             functional.binary_cross_entropy_with_logits(scores, shares, reduction="none")

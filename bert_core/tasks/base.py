@@ -107,6 +107,8 @@ class Task(ABC):
 
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     """Metrics that never decide between two models, because lower is better."""
+    error_metric: ClassVar[str | None] = None
+    """That of them which is an error in the unit of the rows' numbers, if there is one."""
     pipeline_tag: ClassVar[str] = ""
     """The equivalent Hugging Face pipeline, if its name differs from `name`."""
     pretrained: ClassVar[bool] = False
@@ -183,13 +185,19 @@ class Task(ABC):
     def in_order_of(self, learned: "Task | None") -> "Task":
         """The task with its labels in the order that a model has learned, if it has learned the
         same labels."""
-        if learned is None or learned.name != self.name:
+        if learned is None or learned.name != self.name or learned.labels == self.labels:
             return self
         same = set(learned.labels) == set(self.labels)
         return type(self)(learned.labels, self.chosen) if same else self
 
     def adapted(self, tensors: Container[str]) -> "Task":
         """The task as done by a model with weights of these names."""
+        return self
+
+    def to_learn(self, rows: Sequence[Row]) -> "Task":
+        """The task as a model learns it from these rows, those that are trained on.
+
+        Raises: CorpusError if nothing can be learned from them."""
         return self
 
     def check_rows(self, rows: Sequence[Row]) -> None:  # noqa: B027 (most tasks learn from any row)

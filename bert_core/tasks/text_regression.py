@@ -1,9 +1,11 @@
 """A number for a text or text pair, like STS-B's similarity (Devlin et al. 2018, section 4.1).
 
-The model's output is the number itself, on the scale of the training rows.
+The model's output is the number itself, in the unit of the training rows; it is learned in units of
+their deviation from their mean, so that any unit will do.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,13 +18,19 @@ from bert_core.data.windows import Window
 from bert_core.errors import CorpusError
 from bert_core.metrics.regression import correlations
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Remarks, Task
 from bert_core.tasks.modules import SAYS, activation_of
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextOptions, TextTask
 
 if TYPE_CHECKING:
     from bert_core.objectives.classification import Classification
+
+
+DEVIATIONS = (1e-30, 1e30)
+"""Least and most deviation of scores that single precision has room for."""
+LEAST_SHARE = 1e-5
+"""Least deviation of scores as a share of their mean: single precision has seven digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +66,8 @@ class TextRegression(TextTask):
     primary_metric = "correlation"
     pipeline_tag = "text-classification"
     shares_head_with = ("text-ranking",)
-    lower_is_better = frozenset({"mse"})
+    lower_is_better = frozenset({"mse", "rmse"})
+    error_metric = "rmse"
     parameters = CuttingParameters
     single = "A plane takes off."
     pair: ClassVar = {"text": single, "text_pair": "A plane is taking off."}
@@ -66,6 +75,8 @@ class TextRegression(TextTask):
     cell_types: Mapping[str, pa.DataType] = {"score": pa.float64()}
     ranks = True
     """Whether it is known how CrossEncoder makes a relevance of the number."""
+    scores: tuple[float, float] = (0.0, 1.0)
+    """Mean and deviation of the scores that are learned."""
 
     def __init__(self, labels: Sequence[str] = (), options: TextOptions | None = None) -> None:
         super().__init__(labels or ["score"], options)
@@ -91,17 +102,19 @@ class TextRegression(TextTask):
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], options: TextOptions | None = None) -> "TextRegression":
-        if len({row["score"] for row in rows}) < 2:
-            raise CorpusError(
-                f"training rows: wanted at least two different scores, found {len(rows)} rows with "
-                "one or none: add rows with another score"
-            )
+        _mean_and_deviation(rows)  # raises if there is nothing to learn
         return cls(options=cls.with_pairs(rows, options or cls.options()))
+
+    def to_learn(self, rows: Sequence[Row]) -> "TextRegression":
+        task = copy(self)
+        task.scores = _mean_and_deviation(rows)
+        return task
 
     def build_objective(self, config: EncoderConfig) -> "Classification":
         from bert_core.objectives.classification import Classification
 
-        return Classification(config, 1, problem_type="regression")
+        mean, deviation = self.scores
+        return Classification(config, 1, problem_type="regression", mean=mean, deviation=deviation)
 
     def encode(
         self,
@@ -132,6 +145,12 @@ class TextRegression(TextTask):
             "label": np.array([row["score"] for row in rows], dtype=np.float64),
         }
 
+    def remarks(self, rows: Sequence[Row]) -> Remarks:
+        scores = [row["score"] for row in rows]
+        mean, deviation = np.mean(scores), np.std(scores)
+        told = f"{min(scores):g} to {max(scores):g}, mean {mean:g}, deviation {deviation:g}"
+        return super().remarks(rows) | {"scores": told}
+
     def constant(self, rows: Sequence[Row]) -> Columns:
         wanted = np.array([row["score"] for row in rows], dtype=np.float64)
         return {"predicted": np.full_like(wanted, wanted.mean()), "label": wanted}
@@ -147,3 +166,28 @@ class TextRegression(TextTask):
 
     def wrong(self, columns: Columns) -> None:
         return None
+
+
+def _mean_and_deviation(rows: Sequence[Row]) -> tuple[float, float]:
+    """Of the scores of training rows. Raises: CorpusError if no model can learn them."""
+    scores = np.array([row["score"] for row in rows], dtype=np.float64)
+    if len(np.unique(scores)) < 2:
+        raise CorpusError(
+            f"training rows: wanted at least two different scores, found {len(rows)} rows with "
+            "one or none: add rows with another score"
+        )
+    with np.errstate(over="ignore"):
+        mean, deviation = float(scores.mean()), float(scores.std())
+    low, high = DEVIATIONS
+    if not low <= deviation <= high or abs(mean) > high:
+        raise CorpusError(
+            f"training rows: wanted scores that deviate from their mean by {low:g} to {high:g}, "
+            f"got {deviation:g}: give them in another unit"
+        )
+    if deviation < LEAST_SHARE * abs(mean):
+        raise CorpusError(
+            f"training rows: wanted scores that differ by more than {LEAST_SHARE:g} of their size, "
+            f"which the model's numbers can tell apart, got {scores.min():.12g} to "
+            f"{scores.max():.12g}: subtract {scores.min():.12g} from all of them"
+        )
+    return mean, deviation

@@ -105,6 +105,8 @@ def read_parts(
             known.check_rows(rows)
         task = (known or kind.from_rows(rows, options)).trained_at(config.max_length)
     parts = divided(rows, task.groups(rows, task.chosen), config.selection)
+    with rows_of(config.train.source):
+        task = task.to_learn(parts[TRAIN])
     if SELECTION in parts and config.selection.metric is not None:
         # Before an epoch of training shows what its scores are.
         config.selection.check_metric(task.baseline(parts[SELECTION]))

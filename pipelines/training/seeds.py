@@ -25,7 +25,7 @@ from pipelines.training.selection import Measurement
 from tracking import metric_names as names
 from tracking.curves import records_per_seed
 from tracking.metric_names import TASK
-from tracking.story import score
+from tracking.story import figure, score
 
 if TYPE_CHECKING:
     from bert_core.data.tokenizer import Tokenizer
@@ -101,10 +101,19 @@ def learn(
     )
     baseline = _baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}
     say(f"{stage}: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
-    blind = baseline.get(f"baseline_{main}")
-    if blind is not None and _has_learnt_little(task, main, float(values[main].mean()), blind):
+    for name in (main, task.error_metric):
+        blind = baseline.get(f"baseline_{name}")
+        if name is None or blind is None:
+            continue
+        if name == task.error_metric:
+            say(
+                f"{stage}: {score(name, values[name].mean())}, in the unit of the rows; always "
+                f"giving their mean has {figure(name, blind)}"
+            )
+        if not _has_learnt_little(task, name, float(values[name].mean()), blind):
+            continue
         say(
-            f"{stage}: an answer that ignores the input has {score(main, blind)}, so little was "
+            f"{stage}: an answer that ignores the input has {score(name, blind)}, so little was "
             f"learnt: try more epochs than {config.epochs:g}, or a higher lr than {config.lr:g} "
             "(small encoders take 1e-3)"
         )
@@ -156,9 +165,9 @@ def _baseline(task: "Task", rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def _has_learnt_little(task: "Task", main: str, value: float, blind: float) -> bool:
     """Whether a model is less than a tenth of the way from the best answer that ignores the input
-    to a perfect one."""
+    to a perfect one; by an error, whether it is no better than that answer."""
     if main in task.lower_is_better:
-        return value > 0.9 * blind
+        return value >= blind
     return value - blind < 0.1 * (1 - blind)
 
 
