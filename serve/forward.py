@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message
 
@@ -15,7 +16,13 @@ NOT_PASSED_ON = frozenset({"host", "connection", "content-length", "transfer-enc
 async def call(
     app: ASGIApp, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
 ) -> Response:
-    """The app's whole response. Raises: whatever the app raises."""
+    """The app's whole response.
+
+    Args:
+        path: percent-encoded, with its query.
+    Raises: whatever the app raises.
+    """
+    path, _, query = path.partition("?")
     raw = [
         (name.lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in headers
@@ -27,10 +34,10 @@ async def call(
         "http_version": "1.1",
         "method": method,
         "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
+        "path": unquote(path),
+        "raw_path": path.encode("latin-1"),
         "root_path": "",
-        "query_string": b"",
+        "query_string": query.encode("latin-1"),
         "headers": [*raw, (b"content-length", str(len(body)).encode())],
         "client": None,
         "server": ("model", 0),

@@ -99,4 +99,4 @@ class ServedModel(ABC):
     async def request(
         self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
     ) -> Response:
-        """What the model answers at one of its paths."""
+        """What the model answers at one of its paths, which is percent-encoded, with its query."""

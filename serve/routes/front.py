@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -220,8 +221,9 @@ async def _pass_on(request: Request, model: ServedModel, path: str, body: bytes)
     """What a model answers. It records the request too, unless it cannot be asked."""
     noted = seen(request)
     noted.is_passed_on = True  # if it is cancelled here, it is there
+    target = quote(path) + (f"?{request.url.query}" if request.url.query else "")
     try:
-        passed = await model.request(request.method, path, list(request.headers.items()), body)
+        passed = await model.request(request.method, target, list(request.headers.items()), body)
     except Exception:
         noted.is_passed_on = False
         raise

@@ -14,6 +14,8 @@ import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from bert_core.bundle.format import load_bundle
 from bert_core.model.sharing import encoder_digest
@@ -21,7 +23,7 @@ from bert_core.predictor import Predictor
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
-from serve import api
+from serve import api, forward
 from serve.limits import Limits
 from serve.model import Model
 from serve.served import Card, Response, ServedModel
@@ -306,6 +308,31 @@ class Down(ServedModel):
         self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
     ) -> Response:
         raise ConnectionError
+
+
+def test_a_path_behind_the_front_reaches_the_model_as_it_was_asked(
+    runner: asyncio.Runner,
+) -> None:
+    """With its query and its escapes, as at the model's own application."""
+    asked = []
+
+    class Passed(Down):
+        async def tasks(self) -> Sequence[str]:
+            return ("text-classification",)
+
+        async def request(
+            self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
+        ) -> Response:
+            async def app(scope: Scope, receive: Receive, send: Send) -> None:
+                asked.append((scope["path"], scope["query_string"]))
+                await JSONResponse({})(scope, receive, send)
+
+            return await forward.call(app, method, path, headers, body)
+
+    ask = Caller(runner, api.create_front_app({"docs": Passed()}))
+    ask("POST", "/predict?a=b%20c&d", json={"inputs": "a"})
+    ask("GET", "/v1/models/docs/some%3Fthing%20%C3%A9?x=1")
+    assert asked == [("/predict", b"a=b%20c&d"), ("/some?thing é", b"x=1")]
 
 
 def test_the_front_lists_and_asks_every_model_and_survives_one_that_is_down(
