@@ -13,7 +13,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Literal
+from typing import Any, get_type_hints
 
 import pydantic
 import ray
@@ -30,38 +30,34 @@ from serve.applications import (
     model_application,
     shut_down,
     start,
+    stop_taking,
 )
-from serve.config import ServeConfig, models_of
+from serve.config import SETTINGS, ServeConfig, models_of
 from serve.haproxy_launcher import CONNECTIONS, DESCRIPTORS, possible_connections
 from serve.plan import Deployable, find
 from serve.room import check_room
 from tracking.ports import require_free
 
 
-class BuildArguments(pydantic.BaseModel):
-    """Arguments of `serve run serve.app:build`, key=value: a model, and fields of `ServeConfig`."""
+_TAKEN = (*SETTINGS, "keys", "tracking_uri", "drain_s")
+"""The fields of `ServeConfig` that `build` takes: a model's settings, and some of the server's."""
+_TYPES, _DEFAULTS = get_type_hints(ServeConfig), ServeConfig(models="name=model")
+_FIELDS: Any = {name: (_TYPES[name], getattr(_DEFAULTS, name)) for name in _TAKEN}
+_Settings: Any = pydantic.create_model(
+    "_Settings", __config__=pydantic.ConfigDict(extra="forbid"), **_FIELDS
+)
 
-    model_config = pydantic.ConfigDict(extra="forbid")
+
+class BuildArguments(_Settings):
+    """Arguments of `serve run serve.app:build`, key=value: a model, and fields of `ServeConfig`."""
 
     name: str = "model"
     model: str
-    num_replicas: int = ServeConfig.num_replicas
-    threads: int = ServeConfig.threads
-    num_gpus: float = ServeConfig.num_gpus
-    tracking_uri: str | None = None
-    max_batch_tokens: int = ServeConfig.max_batch_tokens
-    max_wait_ms: float = ServeConfig.max_wait_ms
-    max_ongoing_requests: int = ServeConfig.max_ongoing_requests
-    keys: str | None = None
-    num_cpus: float | None = None
-    precision: Literal["fp32", "bf16", "int8", "int8_bf16"] | None = ServeConfig.precision
-    cache_mib: int = ServeConfig.cache_mib
-    follow_s: float = ServeConfig.follow_s
 
 
 def build(arguments: BuildArguments) -> Application:
     """One model in one application. Raises: see `find`."""
-    settings = arguments.model_dump(exclude={"name", "model"})
+    settings = {name: getattr(arguments, name) for name in _TAKEN}
     config = ServeConfig(models=[f"{arguments.name}={arguments.model}"], **settings)
     ((name, model),) = find(config).items()
     return model_application(config, name, model, alone=True).target().target
@@ -109,6 +105,7 @@ def run(config: ServeConfig) -> None:
             threading.Event().wait()
         finally:
             with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
+                stop_taking()
                 drain(config.drain_s)
             shut_down()
 

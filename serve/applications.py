@@ -20,7 +20,7 @@ from bert_core.errors import ConfigError
 from serve import auth, deployments, haproxy, tracing
 from serve.config import ModelConfig, ModelSettings, ServeConfig, models_of
 from serve.deployments import COMPARISONS, FRONT, MODEL, RECORD, application_name
-from serve.hosts import is_loopback
+from serve.hosts import LOOPBACK, is_loopback
 from serve.limits import Limits
 from serve.plan import ACCESS, LIMITS, PLAN, Access, Deployable, Plan
 from tracking.server import tracking_uri
@@ -212,27 +212,51 @@ def certificate(path: str | None) -> str | None:
     return str(Path(path).absolute())
 
 
+def stands_apart(config: ServeConfig) -> bool:
+    """Whether HAProxy alone is to be reached from other machines.
+
+    That is so on a cluster that this process has started, which stays on this machine. The nodes of
+    another cluster reach each other's replicas.
+    """
+    # NOTE: Ray has no public way to it.
+    node = ray._private.worker._global_node
+    return config.haproxy and node is not None and node.is_head()
+
+
 def start(config: ServeConfig) -> None:
-    """Start Ray Serve's controller and proxies on the cluster."""
+    """Start Ray Serve's controller and proxies on the cluster.
+
+    Raises: ResourceError if others may write to the folder for HAProxy's files.
+    """
     pem = certificate(config.tls_certificate)
-    environment = haproxy.settings(enabled=config.haproxy, certificate=pem)
+    apart = stands_apart(config)
+    environment = haproxy.settings(
+        enabled=config.haproxy, certificate=pem, host=config.host if apart else None
+    )
+    haproxy.remove_files(ray.get_runtime_context().get_node_id())
     environment |= tracing.environment(config.otlp_endpoint)
     # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
     # and are waited for later. So is one that Serve replaces meanwhile, since it did not answer.
     with suppress(TimeoutError, ActorDiedError):
         ray_serve.start(
-            http_options={"host": config.host, "port": config.port},
+            http_options={"host": LOOPBACK[0] if apart else config.host, "port": config.port},
             logging_config=log_settings(config.log_format),
             tracing_config=tracing.settings(config.otlp_endpoint, config.trace_share),
             controller_options={"runtime_env": {"env_vars": environment}},
         )
 
 
+def stop_taking() -> None:
+    """Have HAProxy on this machine answer every new request with 503 from now on."""
+    haproxy.stop_taking(ray.get_runtime_context().get_node_id())
+
+
 def drain(limit_s: float) -> None:
     """Delete our applications, which ends each replica when it has answered what it was asked.
 
-    Meanwhile new requests get 503. Serve's own shutdown would end HAProxy first, and with it every
-    request in progress. The front goes before the models, since it asks them.
+    New requests to an application that has gone get 503. Serve's own shutdown would end HAProxy
+    first, and with it every request in progress. The front goes before the models, since it asks
+    them.
 
     Args:
         limit_s: how long to wait for all of them.

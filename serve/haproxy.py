@@ -1,4 +1,4 @@
-"""Ray Serve behind HAProxy: its settings, and ports and files private to us.
+"""Ray Serve's settings, behind HAProxy or not, and ports and files private to us.
 
 Ray reads these settings as environment variables of Serve's processes. They are passed to Serve's
 controller, whose children inherit them, so that a cluster needs no preparation and two servers on
@@ -8,43 +8,56 @@ against 310 with Ray's own proxy.
 
 import os
 import shutil
+import stat
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 
 from bert_core.errors import ResourceError
-from serve import middlewares
-from serve.haproxy_launcher import BINARY, CERTIFICATE
+from serve import haproxy_launcher, middlewares
+from serve.haproxy_launcher import BINARY, CERTIFICATE, HOST
 from tracking.ports import free_ports
 
 LAUNCHER = "raybert-haproxy"
+COMMON = {
+    # Between a front and its models: by default 4 MiB, which an answer may exceed. Our own limits
+    # bound requests, and with them answers.
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{middlewares.__name__}:middlewares",
+}
+"""With HAProxy and without."""
 # NOTE: short, since a Unix socket's path is limited to 108 bytes and Ray adds a node id of 56.
 _FOLDER = Path(f"/tmp/raybert-haproxy-{os.getuid()}")
 
 
-def settings(*, enabled: bool, certificate: str | None = None) -> dict[str, str]:
+def settings(
+    *, enabled: bool, certificate: str | None = None, host: str | None = None
+) -> dict[str, str]:
     """Environment variables for Serve's controller. If off, Ray's own proxy takes the requests.
 
     Creates the folder for HAProxy's files with permissions for us alone, since Ray opens the
-    control socket in it to everyone. Raises: ResourceError if raybert is not installed.
+    control socket in it to everyone.
+
+    Args:
+        host: where HAProxy listens; None where Serve does.
+    Raises: ResourceError if raybert is not installed, or others may write to that folder.
     """
     if not enabled:
-        return {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"}
-    _FOLDER.mkdir(mode=0o700, exist_ok=True)
+        return COMMON | {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"}
+    make_private(_FOLDER)
     metrics_port, stats_port, fallback_port = free_ports(3)
-    return {
+    return COMMON | {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         BINARY: _launcher(),
         **({} if certificate is None else {CERTIFICATE: certificate}),
+        **({} if host is None else {HOST: host}),
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # Which would keep a thousand lines of the log until they are written, all at once.
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         # A replica that dies fails no request: unanswered ones are sent to another replica, which
         # is safe for inference, but not for anything that writes.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-        # What has begun to answer is not sent again: so the answer comes at once or not at all.
-        # And nobody waits forever for a replica.
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{middlewares.__name__}:middlewares",
         # Enough to find out that the only replica has died: requests in progress then wait for the
         # next one. With Ray's 3, HAProxy closes their connections.
         "RAY_SERVE_HAPROXY_RETRIES": "5",
@@ -66,6 +79,29 @@ def settings(*, enabled: bool, certificate: str | None = None) -> dict[str, str]
     }
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user can read or change.
+
+    Raises: ResourceError if there is something else already: whoever may write to it decides what
+        HAProxy does with every request.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        got = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "a file"
+    elif status.st_uid != os.getuid():
+        got = f"one of the user {status.st_uid}"
+    elif status.st_mode & 0o077:
+        got = f"one that others may use (mode {status.st_mode & 0o777:o})"
+    else:
+        return
+    raise ResourceError(
+        f"{folder}: wanted a folder of this user ({os.getuid()}) alone for HAProxy's files, got "
+        f"{got}: remove it, or set haproxy = false"
+    )
+
+
 def _launcher() -> str:
     """The program that Ray Serve is to start as HAProxy, on every node.
 
@@ -79,6 +115,11 @@ def _launcher() -> str:
             f"{' or '.join(places)}: install raybert (pip install -e .), or set haproxy = false"
         )
     return launcher
+
+
+def stop_taking(node_id: str) -> None:
+    """Have HAProxy on this machine, under its Ray node's id, answer new requests with 503."""
+    haproxy_launcher.stop_taking(_FOLDER / node_id)
 
 
 def remove_files(node_id: str) -> None:

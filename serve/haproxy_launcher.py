@@ -14,13 +14,18 @@ ends, and becomes HAProxy, in a session of its own, since a Ctrl-C is not for it
   to another replica (Ray waits for an hour);
 - where a model has no replica, a request waits for one (half a minute by default), then gets 503;
 - the frontend speaks TLS if there is a certificate;
-- `OPTIONS *`, which asks about no path, is answered here, and HTTP/2 in clear is refused;
+- `OPTIONS *`, which asks about no path, is answered here; a target that is no path and HTTP/2 in
+  clear are refused;
+- a `GET` with a body passes in HTTP/1.0 too (HAProxy would refuse it in HTML);
+- while the server stops, every new request gets 503 (`stop_taking`);
+- it listens on the address that the server was given, while what stands behind it may listen on
+  127.0.0.1 only;
 - no line of its log has the path of a request, or a method that is not HTTP's, and no metric of
   Ray's has the latter: both may hold anything;
 - it holds as many connections as there are file descriptors for, where a hard limit allows fewer
   than Ray's 4,096 (HAProxy would not start).
 
-What is no HTTP at all gets HAProxy's built-in 400, in HTML: it has no file for that.
+What HAProxy cannot read as HTTP gets its built-in 400, 408 or 422, in HTML: it has no file for that.
 """
 
 import ctypes
@@ -29,14 +34,19 @@ import os
 import re
 import resource
 import signal
+import socket
+import stat
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from bert_core.errors import ConfigError
 
 CERTIFICATE = "RAYBERT_TLS_CERTIFICATE"
 """Environment variable with the path of a PEM file: certificate, chain and private key."""
+HOST = "RAYBERT_HOST"
+"""Environment variable with the address on which HAProxy listens; by default, where Serve does."""
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 PR_SET_PDEATHSIG = 1
 SLOW_REQUEST_S = 15
@@ -73,26 +83,44 @@ METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 METHOD = "txn.raybert_method"
 """Variable of HAProxy with a request's method, if it is one of these."""
 _IS_TEXT = "{ res.hdr(content-type) -m beg text/plain }"
-_METHODS_OF_ALL = 'status 200 hdr allow "GET, POST, OPTIONS"'
-"""The answer to `OPTIONS *`; no other method can have this target."""
-_NOT_READ = (
-    "status 400 content-type application/json string "
-    r'"{\"error\": \"wanted an HTTP/1.1 request, got a first line or header that is invalid\", '
-    r'\"error_type\": \"not_http\"}"'
-)
-"""In place of uvicorn's plain text."""
+STOPPING = "stopping"
+"""Name of the file that says so, a map of HAProxy's, and of its only entry."""
+SOCKET = "admin.sock"
 _MESSAGES = {  # by HAProxy's own status
+    400: ("not_http", "wanted an HTTP/1.1 request, got a first line or header that is invalid"),
     408: ("request_timeout", f"wanted the request within {SLOW_REQUEST_S} s: send it again"),
+    500: ("internal", "the request failed in the server: its log says why"),
     502: ("not_ready", "the model's process ended while it answered: try again"),
     503: ("not_ready", "no process of this model is ready: try again, or see /readyz"),
     504: ("not_ready", "the model's process did not answer in time: try again"),
 }
 _STATUS_LINES = {
+    400: "400 Bad Request",
     408: "408 Request Timeout",
+    500: "500 Internal Server Error",
     502: "503 Service Unavailable",  # some clients do not try again at 502
     503: "503 Service Unavailable",
     504: "504 Gateway Timeout",
 }
+
+
+def _body(kind: str, message: str) -> str:
+    return json.dumps({"error": message, "error_type": kind})
+
+
+def _answer(status: int, kind: str, message: str) -> str:
+    """A response of ours, as HAProxy's `return` takes it."""
+    body = _body(kind, message).replace('"', r"\"")
+    again = f" hdr Retry-After {RETRY_AFTER_S}" if status == 503 else ""
+    return f'status {status} content-type application/json string "{body}"{again}'
+
+
+_METHODS_OF_ALL = 'status 200 hdr allow "GET, POST, OPTIONS"'
+"""The answer to `OPTIONS *`; no other method can have this target."""
+_NOT_READ = _answer(400, *_MESSAGES[400])
+"""In place of uvicorn's plain text."""
+_NO_PATH = _answer(400, "not_http", "wanted a path that begins with a slash")
+_IS_STOPPING = _answer(503, "not_ready", "the server is stopping: try again, or ask another one")
 
 
 def possible_connections() -> int:
@@ -108,12 +136,14 @@ def rewritten(
     folder: Path,
     certificate: str | None = None,
     *,
+    host: str | None = None,
     connections: int = sys.maxsize,
 ) -> str:
     """Ray's config with the changes that the module describes.
 
     Args:
-        folder: where the files of `write_error_files` are.
+        folder: where the files of `write_files` are.
+        host: where to listen; None as Ray's config says.
         connections: how many there may be at once at most.
     """
     lines: list[str] = []
@@ -128,16 +158,23 @@ def rewritten(
         begins_frontend = bool(lines) and lines[-1].strip() == "frontend http_frontend"
         if not begins_frontend:  # which is told where to listen: `*` means `host` = 0.0.0.0
             line = re.sub(r"^(\s*bind )(?:\*)?:(\d+)$", r"\g<1>127.0.0.1:\2", line)
-        elif certificate:
+        elif host is not None:
+            line = re.sub(r"^(\s*bind )\S*:(\d+)$", rf"\g<1>{host}:\2", line)
+        if begins_frontend and certificate:
             line = f"{line} ssl crt {certificate} alpn http/1.1"
         if "status 404" in line and lines and lines[-1].strip() == "backend default_backend":
             line = f"    errorfiles {ERRORS}\n    http-request deny deny_status 503"
         lines.append(line)
+        if line.strip() == "global":
+            lines.append("    h1-accept-payload-with-any-method")
         if begins_frontend:
             known = f"{{ method {METHODS} }}"
             lines.append(f"    http-request set-var({METHOD}) method if {known}")
             lines.append(f"    http-request set-var({METHOD}) str(other) if !{known}")
+            lines.append(f"    http-request return {_IS_STOPPING} if {_is_stopping(folder)}")
             lines.append(f"    http-request return {_METHODS_OF_ALL} if {{ url * }}")
+            lines.append("    http-request set-path / if { url_beg http:// https:// } !{ path -m found }")
+            lines.append(f"    http-request return {_NO_PATH} if !{{ path_beg / }}")
             lines.append(f"    http-response return {_NOT_READ} if {{ status 400 }} {_IS_TEXT}")
         if line.strip() == "defaults":
             lines += [
@@ -173,15 +210,33 @@ def _without_replicas(lines: Sequence[str], error_file: Path) -> Iterator[str]:
             yield f"    errorfile 504 {error_file}"
 
 
-def write_error_files(folder: Path) -> None:
-    """HAProxy's own responses, as JSON."""
+def _is_stopping(folder: Path) -> str:
+    return f"{{ str({STOPPING}),map_str({folder / STOPPING}) -m found }}"
+
+
+def stop_taking(folder: Path) -> None:
+    """Have the HAProxy of a folder answer every new request with 503, also once Serve has started
+    it anew; what is in progress goes on."""
+    with suppress(FileNotFoundError):  # it never started
+        (folder / STOPPING).write_text(f"{STOPPING} yes\n")
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as admin:
+        admin.settimeout(1)
+        admin.connect(str(folder / SOCKET))
+        admin.sendall(f"add map {folder / STOPPING} {STOPPING} yes\n".encode())
+        while admin.recv(4096):  # it closes the connection once that is done
+            pass
+
+
+def write_files(folder: Path) -> None:
+    """HAProxy's own responses, as JSON, and whether the server is stopping."""
+    (folder / STOPPING).touch()
     for status, (kind, message) in _MESSAGES.items():
-        body = json.dumps({"error": message, "error_type": kind})
+        body = _body(kind, message)
         head = [
             f"HTTP/1.1 {_STATUS_LINES[status]}",
             "Content-Type: application/json",
             "Cache-Control: no-cache",
-            *([f"Retry-After: {RETRY_AFTER_S}"] if status >= 500 else []),
+            *([f"Retry-After: {RETRY_AFTER_S}"] if status > 500 else []),
             f"Content-Length: {len(body)}",
             "Connection: close",
         ]
@@ -192,15 +247,35 @@ def _error_file(folder: Path, status: int) -> Path:
     return folder / f"{status}.http"
 
 
+def make_private(folder: Path) -> None:
+    """Shut others out of HAProxy's folder, which Ray makes on every node, and opens its control
+    socket in it to everyone.
+
+    Raises: ConfigError if another user owns it or may replace it.
+    """
+    for each in (folder, folder.parent):
+        status = each.lstat()
+        may_replace = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
+        is_others = status.st_uid not in (os.getuid(), 0) or not stat.S_ISDIR(status.st_mode)
+        if is_others or may_replace:
+            raise ConfigError(
+                f"{each}: wanted a folder that only this user ({os.getuid()}) or root may change, "
+                f"got one of the user {status.st_uid}, mode {status.st_mode & 0o777:o}: remove it"
+            )
+    folder.chmod(0o700)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Become HAProxy, with its own arguments."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     path = Path(arguments[arguments.index("-f") + 1])
-    write_error_files(path.parent)
+    make_private(path.parent)
+    write_files(path.parent)
     config = rewritten(
         path.read_text(),
         path.parent,
         os.environ.get(CERTIFICATE),
+        host=os.environ.get(HOST),
         connections=possible_connections(),
     )
     path.write_text(config)

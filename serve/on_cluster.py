@@ -21,6 +21,7 @@ from serve.applications import (
     server_settings,
     shut_down,
     start,
+    stop_taking,
 )
 from serve.config import ServeConfig, models_of
 from serve.deployments import FRONT
@@ -113,8 +114,11 @@ def stop(drain_s: float) -> None:
     """
     if not ray_serve.status().proxies:
         raise ResourceError("this Ray cluster serves nothing")
+    foreign = _foreign()
+    if not foreign:
+        stop_taking()
     drain(drain_s)
-    if foreign := _foreign():
+    if foreign:
         print(f"stopped; Ray Serve goes on for {', '.join(foreign)}")
         return
     shut_down()

@@ -30,6 +30,7 @@ def wait_until_steady(
         logs: folder of the server's logs, for the message.
     Raises: ResourceError after `STEADY_TIMEOUT_S`.
     """
+    scheme = "https" if tls else "http"
     connection = _connection(reachable(host), port, tls=tls)
     deadline_s = time.monotonic() + STEADY_TIMEOUT_S
     since_s = time.monotonic()
@@ -39,7 +40,7 @@ def wait_until_steady(
             since_s = time.monotonic()
             if since_s > deadline_s:
                 raise ResourceError(
-                    f"http://{host}:{port}: wanted answers from {', '.join(paths)} within "
+                    f"{scheme}://{host}:{port}: wanted answers from {', '.join(paths)} within "
                     f"{STEADY_TIMEOUT_S:.0f} s, got none from some: see the logs in {logs}"
                 )
         time.sleep(0.05)

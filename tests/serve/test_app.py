@@ -1,6 +1,8 @@
 """The server as a user runs it: Ray Serve behind HAProxy, real models, real HTTP."""
 
 import asyncio
+import http.client
+import json
 import os
 import shlex
 import signal
@@ -25,6 +27,7 @@ from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
 from serve import auth
 from serve.config import ServeConfig
+from serve.limits import Limits
 from tests import tiny
 from tests.hub import Hub, Repository, contents
 from tests.serve import live
@@ -201,6 +204,49 @@ def test_a_hundred_megabytes_are_refused(client: httpx.Client, path: str) -> Non
     assert client.post(path, json={"inputs": "a"}).status_code == 200
 
 
+def test_an_answer_and_a_body_at_the_limits_pass_between_front_and_model(
+    client: httpx.Client,
+) -> None:
+    """They are sent as one message of gRPC, whose own limit is 4 MiB
+    (grpc.max_receive_message_length)."""
+    texts = ["array " * 124] * Limits().max_inputs
+    answers = [
+        client.post(f"{prefix}/tokenize", json={"inputs": texts, "model": "docs"})
+        for prefix in ("", "/v1/models/docs")
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].content == answers[1].content
+    assert len(answers[0].content) > 3 * 4 << 20
+    body = b'{"inputs": "a", "model": "docs"'
+    body += b" " * (Limits().max_body_bytes - len(body) - 1) + b"}"
+    for path in ("/", "/v1/models/docs"):
+        assert client.post(path, content=body).status_code == 200
+
+
+ODD = {
+    "a header that is not UTF-8": (b"POST / HTTP/1.1", b"X-Request-ID: \xe9\r\n", 200),
+    "the same at a model": (b"POST /v1/models/docs HTTP/1.1", b"X-Request-ID: \xe9\r\n", 200),
+    "a trace that is not UTF-8": (b"POST / HTTP/1.1", b"traceparent: \xe9\r\n", 200),
+    "a session that is not UTF-8": (b"POST / HTTP/1.1", b"X-Session-ID: \xe9\r\n", 200),
+    "a path with a backslash": (b"POST \\v1 HTTP/1.1", b"", 400),
+    "a body in HTTP/1.0": (b"GET /v1/models/docs HTTP/1.0", b"", 200),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_requests_are_answered_in_json(apart: Server, name: str) -> None:
+    line, header, wanted = ODD[name]
+    body = b'{"inputs": "a"}'
+    head = b"%s\r\nHost: localhost\r\nContent-Type: application/json\r\n%s" % (line, header)
+    with socket.create_connection(("127.0.0.1", apart.port), timeout=30) as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert response.status == wanted
+        assert response.headers["Content-Type"] == "application/json"
+        json.loads(response.read())
+
+
 def test_a_taken_port_is_an_error_that_names_who_holds_it(
     apart: Server, bundle: Path, tmp_path: Path
 ) -> None:
@@ -214,16 +260,22 @@ def test_a_taken_port_is_an_error_that_names_who_holds_it(
     assert second.processes() == []
 
 
-def test_a_second_signal_does_not_wait_and_leaves_no_process_behind(
+def test_new_requests_are_told_that_it_stops_and_a_second_signal_does_not_wait(
     apart: Server, bundle: Path
 ) -> None:
-    """The last test of this server. What one signal does is shown where it is killed."""
+    """The last test of this server. What one signal does in the end is shown where it is killed."""
     output = apart.output.read_text()
     assert f"serving docs, other at {apart.url}" in output
     assert any("haproxy" in name for name in apart.processes())
     with in_progress(apart, bundle, "other", texts=480) as answers:
         apart.process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
+        time.sleep(0.5)  # until Python has noticed
+        until_s = time.monotonic() + 3
+        while time.monotonic() < until_s:  # while the front and its routes go
+            for path in ("/v1/models/docs", "/v1/models/other", "/embed", "/", "/v1/models/none"):
+                told = httpx.post(f"{apart.url}{path}", json={"inputs": "a"}, timeout=30)
+                assert (told.status_code, told.json()["error_type"]) == (503, "not_ready")
+                assert int(told.headers["Retry-After"]) > 0
         assert apart.end(signal.SIGINT) == 0
     assert "cut" in answers
     live.eventually(lambda: apart.processes() == [], timeout_s=10)

@@ -7,9 +7,11 @@ import os
 import signal
 import socket
 import ssl
+import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -126,6 +128,14 @@ class Proxy:
                 connection.recv(4096)
                 connection.close()
 
+    def raw(self, request: bytes) -> tuple[int, bytes]:
+        """Status and body of what is answered to a request over a connection of its own."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
+            connection.sendall(request)
+            response = http.client.HTTPResponse(connection)
+            response.begin()
+            return response.status, response.read()
+
     def ask(self, path: str, method: str = "POST") -> tuple[int, http.client.HTTPMessage, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         connection.request(method, path)
@@ -162,6 +172,44 @@ def test_a_request_about_no_path_is_told_the_methods_and_http_2_in_clear_is_refu
             while part := connection.recv(4096):
                 received += part
         assert received.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("target", ["\\app", "app", "?a=b", "a:80"])
+def test_a_target_that_is_no_path_is_told_so(proxy: Proxy, target: str) -> None:
+    """RFC 9112, 3.2: a recipient of an invalid request-line should answer 400. A 503 would have
+    clients try again for ever."""
+    method = "CONNECT" if target == "a:80" else "GET"
+    status, body = proxy.raw(f"{method} {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    assert (status, json.loads(body)["error_type"]) == (400, "not_http")
+
+
+def test_a_body_that_needs_none_and_a_whole_address_pass(proxy: Proxy) -> None:
+    body = b"POST http://a/app HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+    assert proxy.raw(body)[0] == 200
+    # HAProxy answers 413 in HTML to a body of HTTP/1.0's GET by itself (its management guide,
+    # `h1-accept-payload-with-any-method`).
+    status, body = proxy.raw(b"GET /app HTTP/1.0\r\nContent-Length: 3\r\n\r\nabc")
+    assert (status, json.loads(body)) == (405, {"detail": "Method Not Allowed"})
+
+
+def test_while_the_server_stops_new_requests_are_told_and_those_in_progress_answered(
+    proxy: Proxy, tmp_path: Path
+) -> None:
+    slow = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=30)
+    slow.request("POST", "/app/slow")
+    time.sleep(0.5)  # until it is there
+    haproxy_launcher.stop_taking(tmp_path)
+    for path in ("/app", "/app/slow", "/elsewhere", "/"):
+        status, headers, body = proxy.ask(path)
+        assert (status, headers["Content-Type"]) == (503, "application/json")
+        assert headers["Retry-After"] == str(haproxy_launcher.RETRY_AFTER_S)
+        assert json.loads(body)["error"].startswith("the server is stopping")
+    assert slow.getresponse().status == 200
+    slow.close()
+    # One that Serve starts anew reads the file.
+    assert "stopping yes\n" == (tmp_path / haproxy_launcher.STOPPING).read_text()
+    haproxy_launcher.write_files(tmp_path)
+    assert "stopping yes\n" == (tmp_path / haproxy_launcher.STOPPING).read_text()
 
 
 @pytest.mark.guard
@@ -293,6 +341,32 @@ def test_a_backend_gives_up_where_only_serves_own_proxy_is_left(tmp_path: Path) 
     assert "timeout server" not in some
     assert f"timeout server {haproxy_launcher.WITHOUT_REPLICA_S}s" in none
     assert f"errorfile 504 {tmp_path / '503.http'}" in none
+
+
+def test_it_listens_where_the_server_was_told_to(tmp_path: Path) -> None:
+    """While Serve listens on 127.0.0.1 alone."""
+    config = "defaults\nfrontend http_frontend\n    bind 127.0.0.1:80\nlisten stats\n  bind *:81\n"
+    for host, wanted in (("0.0.0.0", "bind 0.0.0.0:80"), (None, "bind 127.0.0.1:80")):
+        lines = haproxy_launcher.rewritten(config, tmp_path, "a.pem", host=host).splitlines()
+        binds = [line.strip() for line in lines if "bind " in line]
+        assert binds == [f"{wanted} ssl crt a.pem alpn http/1.1", "bind 127.0.0.1:81"]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_node_shuts_others_out_of_the_folder_with_the_control_socket(
+    tmp_path: Path, mode: int
+) -> None:
+    folder = tmp_path / "node"
+    folder.mkdir(mode=0o755)
+    haproxy_launcher.make_private(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    tmp_path.chmod(mode)  # others may put another in its place, unless it is as sticky as /tmp
+    if mode == 0o777:
+        with pytest.raises(ConfigError, match="only this user"):
+            haproxy_launcher.make_private(folder)
+    else:
+        haproxy_launcher.make_private(folder)
+    tmp_path.chmod(0o700)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "30s", "1000000"])
