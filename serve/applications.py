@@ -193,11 +193,12 @@ def log_settings(log_format: str) -> dict[str, Any]:
 
 
 def access(path: str | None) -> Access | None:
-    """The keys in a file; None without one. Raises: ConfigError, FormatError."""
+    """Where the keys are, which can be read here; None without. Raises: see `auth.read_keys`."""
     if path is None:
         return None
+    auth.read_keys(path)
     # The path is absolute, since replicas run elsewhere.
-    return Access(keys=auth.read_keys(path), path=files.absolute(path))
+    return Access(path=files.absolute(path))
 
 
 def certificate(path: str | None) -> str | None:

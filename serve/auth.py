@@ -2,12 +2,17 @@
 
 A key is `rb-<name>-<secret>`. The secret has 256 random bits, so nobody finds it by trying sha256,
 and no slow hash is needed. Limits count per replica, by a bucket that refills steadily.
+
+A key that was revoked stays so: what counts is the file, and while that cannot be read, what was
+read last: by this process, or else by any process of this machine. Without either, nobody is let
+in. A file that is not there has no keys.
 """
 
 import asyncio
 import hashlib
 import hmac
 import json
+import logging
 import math
 import re
 import secrets
@@ -16,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pydantic
@@ -24,7 +30,10 @@ from bert_core import conditional, files
 from bert_core.checks import PositiveInt, check_fields
 from bert_core.errors import ConfigError, FormatError, RaybertError
 from bert_core.wording import shortened
-from serve.errors import ForbiddenError, OverloadedError, UnauthorizedError
+from serve.errors import ForbiddenError, NotReadyError, OverloadedError, UnauthorizedError
+from tracking.cache import cache_folder
+
+logger = logging.getLogger("ray.serve")
 
 VERSION = 1
 REREAD_S = 5.0
@@ -96,7 +105,35 @@ def read_keys(path: str) -> list[Key]:
             f"`raybert serve keys create NAME --keys {path}`"
         )
     _check_is_file(path)
-    return _parsed(path, files.read_bytes(path))
+    keys = _parsed(path, files.read_bytes(path))
+    _remember(path, keys)
+    return keys
+
+
+def last_read(path: str) -> list[Key] | None:
+    """The keys of a file as a process of this machine read them last; None for never."""
+    place = _remembered(path)
+    with suppress(OSError, RaybertError):
+        return _parsed(str(place), place.read_bytes())
+    return None
+
+
+def _remember(path: str, keys: Sequence[Key]) -> None:
+    """Keep them on this machine, for processes that start while the file cannot be read."""
+    if last_read(path) == keys:
+        return
+    place = _remembered(path)
+    try:
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.write_bytes(str(place), _packed(keys))
+    except OSError as error:
+        logger.warning("%s: which keys are valid was not kept: %s", path, error)
+
+
+def _remembered(path: str) -> Path:
+    # A digest, since a URI may hold a password.
+    name = hashlib.sha256(files.absolute(path).encode()).hexdigest()
+    return cache_folder() / "keys" / f"{name}.json"
 
 
 def change_keys(path: str, change: Callable[[list[Key]], list[Key]]) -> None:
@@ -209,11 +246,17 @@ class Caller:
 class Keys:
     """The keys of a server. Those that are added to the file or removed from it count at once."""
 
-    def __init__(self, keys: Sequence[Key], path: str | None = None) -> None:
-        """`path` is looked at again every `REREAD_S`; None never."""
+    def __init__(self, keys: Sequence[Key] | None = None, path: str | None = None) -> None:
+        """`path`: is looked at now, unless there are keys, and every `REREAD_S`; None never."""
         self.path, self._due_s = path, time.monotonic() + REREAD_S
         self._callers: dict[str, Caller] = {}
-        self.take(keys)
+        self._is_known = False
+        self._problem: str | None = None
+        """Why the file cannot be read, as logged."""
+        if keys is None:
+            self.reread()
+        else:
+            self.take(keys)
 
     def admit(
         self, headers: Mapping[str, str], model: str | None = None, *, counts: bool = True
@@ -224,9 +267,12 @@ class Keys:
             model: which is asked; None asks about the server.
             counts: whether it counts as a request to the model.
         Raises: UnauthorizedError without a valid key; ForbiddenError for a model that the key may
-            not use; OverloadedError beyond its limits.
+            not use; OverloadedError beyond its limits; NotReadyError if which keys are valid is not
+            known.
         """
         self._look_again()
+        if not self._is_known:
+            raise NotReadyError("the server cannot read its API keys: try again, its log says why")
         caller = self._known(presented_key(headers))
         if model is None:
             return caller
@@ -260,7 +306,7 @@ class Keys:
 
     def take(self, keys: Sequence[Key]) -> None:
         """Take these keys; those that stay as they are keep what they have used."""
-        known = self._callers
+        known, self._is_known = self._callers, True
         self._callers = {
             key.name: known[key.name]
             if key.name in known and known[key.name].key == key
@@ -269,11 +315,21 @@ class Keys:
         }
 
     def reread(self) -> None:
-        """Take what the file has now; if it is not on this machine, what is known stays."""
-        if self.path is not None:
-            self._due_s = time.monotonic() + REREAD_S
-            with suppress(OSError, RaybertError):
-                self.take(read_keys(self.path))
+        """Take what the file has now; while it cannot be read, what is known stays."""
+        if self.path is None:
+            return
+        self._due_s = time.monotonic() + REREAD_S
+        try:
+            is_there = files.exists(self.path)
+            self.take(read_keys(self.path) if is_there else [])
+            problem = None if is_there else "there is no such file here: no key is valid"
+        except (OSError, RaybertError) as error:
+            problem = str(error)
+            if not self._is_known and (known := last_read(self.path)) is not None:
+                self.take(known)
+        if problem is not None and problem != self._problem:
+            logger.error("API keys, %s: %s", self.path, problem)
+        self._problem = problem
 
     def _look_again(self) -> None:
         late_s = time.monotonic() - self._due_s

@@ -339,8 +339,7 @@ def _keys(config: Mapping[str, Any], before: Keys | None) -> Keys | None:
         return None
     access = ACCESS.validate_python(content)
     if before is None or before.path != access.path:
-        before = Keys(access.keys, access.path)
-    before.take(access.keys)  # as they were when this was deployed, if the file is not here
+        return Keys(path=access.path)
     before.reread()
     return before
 

@@ -13,7 +13,6 @@ import pydantic
 from bert_core import files
 from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.errors import ConfigError
-from serve.auth import Key
 from serve.config import ModelConfig, ServeConfig, models_of
 from serve.limits import Limits
 from tracking.resolve import (
@@ -111,7 +110,6 @@ class Plan:
 class Access:
     """The keys that a server asks for."""
 
-    keys: list[Key]
     path: str
     """The file that they are in."""
 

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +19,12 @@ from pipelines import cli
 from serve import api, auth
 from serve.auth import Key, Keys
 from serve.config import ServeConfig
-from serve.errors import ForbiddenError, OverloadedError, UnauthorizedError
+from serve.errors import (
+    ForbiddenError,
+    NotReadyError,
+    OverloadedError,
+    UnauthorizedError,
+)
 from serve.slot import Slot
 from tests.serve import live
 
@@ -199,11 +204,87 @@ def test_a_replica_takes_what_changes_in_the_file(
                 continue
         with pytest.raises(UnauthorizedError):
             keys.admit(bearer(one), "docs")
-        Path(file).unlink()
-        await asyncio.sleep(0.05)
-        keys.admit(bearer(two), "docs")  # a file that is away changes nothing
 
     asyncio.run(scenario())
+
+
+def _cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+def _no_file(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _of_a_newer_version(file: Path) -> None:
+    file.write_text('{"version": 99, "keys": []}')
+
+
+UNREADABLE = [_cut_short, _no_file, _of_a_newer_version]
+
+
+@pytest.mark.parametrize("damage", UNREADABLE)
+def test_a_revoked_key_stays_revoked_while_the_file_cannot_be_read(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    file = tmp_path / "keys.json"
+    one, first = auth.create("one")
+    two, second = auth.create("two")
+    auth.change_keys(str(file), lambda _: [first, second])
+    deployed = Keys(path=str(file))
+    auth.change_keys(str(file), lambda _: [second])
+    deployed.reread()
+    damage(file)
+    deployed.reread()
+    # A process that starts now knows what the other one has read.
+    for keys in (deployed, Keys(path=str(file))):
+        assert keys.admit(bearer(two), "docs").key.name == "two"
+        with pytest.raises(UnauthorizedError):
+            keys.admit(bearer(one), "docs")
+
+
+@pytest.mark.parametrize("damage", UNREADABLE)
+def test_nobody_is_let_in_while_it_is_not_known_which_keys_are_valid(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys.json"
+    key, stored = auth.create("one")
+    auth.change_keys(str(file), lambda _: [stored])
+    sound = file.read_bytes()
+    damage(file)
+    keys = Keys(path=str(file))
+    for headers in (bearer(key), {}):
+        with pytest.raises(NotReadyError, match="cannot read its API keys"):
+            keys.admit(headers, "docs")
+    assert str(file) in caplog.text
+    if file.is_dir():
+        file.rmdir()
+    file.write_bytes(sound)
+    keys.reread()
+    assert keys.admit(bearer(key), "docs").key.name == "one"
+
+
+def test_a_file_that_is_deleted_revokes_every_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    key, stored = auth.create("one")
+    auth.change_keys(str(file), lambda _: [stored])
+    running = Keys(path=str(file))
+    assert running.admit(bearer(key), "docs")
+    file.unlink()
+    running.reread()
+    for keys in (running, Keys(path=str(file))):
+        with pytest.raises(UnauthorizedError):
+            keys.admit(bearer(key), "docs")
+
+
+def test_a_server_is_deployed_without_its_keys(tmp_path: Path) -> None:
+    """What is deployed stays as it was, while keys are revoked."""
+    from serve.applications import access
+
+    _, stored = auth.create("one")
+    auth.change_keys(str(tmp_path / "keys.json"), lambda _: [stored])
+    assert stored.sha256 not in repr(access(str(tmp_path / "keys.json")))
 
 
 @pytest.fixture(scope="module")
