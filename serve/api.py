@@ -3,8 +3,9 @@
 Below a model's URL are its card, `/healthz` and `/readyz`, and the paths of every surface
 (`serve.surfaces`). The front answers the same surface paths at the root, by passing them on to the
 model that the request names, or else to the first that can do the task. Errors on surface paths
-have the surface's shape; all others are `{"error": …, "error_type": …}`. `ServedModel` hides where
-a model runs: no Ray here.
+have the surface's shape, and so do those of paths and models that there are not, if its clients
+call them; all others are `{"error": …, "error_type": …}`. `ServedModel` hides where a model runs:
+no Ray here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bert_core.errors import InputError
 from serve import forward
 from serve.auth import Keys
-from serve.errors import Error, RequestError
+from serve.errors import (
+    Error,
+    MethodError,
+    RequestError,
+    UnknownModelError,
+    UnknownPathError,
+)
 from serve.hosts import LocalHosts
 from serve.limits import Limits
-from serve.observing import NO_RECORDER, Observed, Recorder, seen
+from serve.observing import NO_RECORDER, Observed, Recorder
 from serve.routes.base import LIST, SurfaceRoute, error_response, json_response, place_of
 from serve.routes.front import Metrics, front_routes, list_routes, metrics_route
 from serve.routes.joint import joint_routes
@@ -31,6 +38,7 @@ from serve.served import Card, ServedModel
 from serve.served import Response as Passed
 from serve.slot import Slot
 from serve.surfaces import huggingface
+from serve.surfaces.catalog import surface_of
 from serve.surfaces.openapi import error_content
 
 
@@ -141,15 +149,21 @@ class _Shortcut:
         await self._app(scope, receive, send)
 
 
-class _EmptyPath:
-    """Answers a model's URL without a trailing slash like the one with it."""
+class _Slashes:
+    """Answers a path that ends with a slash like the one without, and a model's URL, whose own
+    path is `/`, without a slash like the one with it.
+
+    Starlette would redirect to an absolute address, which names the server as this process sees it.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == scope.get("root_path", ""):
-            scope = {**scope, "path": f"{scope['path']}/"}
+        if scope["type"] == "http":
+            root = scope.get("root_path", "")
+            path = scope["path"].removesuffix("/")
+            scope = {**scope, "path": f"{root}/" if path == root else path}
         await self._app(scope, receive, send)
 
 
@@ -161,13 +175,14 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
     app = FastAPIOffline(
         title=title,
         redoc_url=None,
+        redirect_slashes=False,
         telemetry=silent,
         responses={421: {"content": error_content(Error)}} if local_only else None,
     )
     app.add_middleware(_Shortcut, routers=routers)
-    # NOTE: what is added last comes first, and `Observed` sees the route only below `_EmptyPath`.
+    # NOTE: what is added last comes first, and `Observed` sees the route only below `_Slashes`.
     app.add_middleware(Observed, recorder=recorder, apology=_apology)
-    app.add_middleware(_EmptyPath)
+    app.add_middleware(_Slashes)
     if local_only:
         app.add_middleware(LocalHosts)
     for router in routers:
@@ -175,7 +190,10 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
 
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> Response:
-        return error_response(huggingface.SURFACE, request, error)
+        surface = huggingface.SURFACE
+        if isinstance(error, UnknownPathError | UnknownModelError | MethodError):
+            surface = surface_of(request.method, request.scope["path"])
+        return error_response(surface, request, error)
 
     @app.exception_handler(InputError)
     async def refuse_input(request: Request, error: InputError) -> Response:
@@ -183,21 +201,18 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
-        here, status = place_of(request), error.status_code
-        allowed = sorted((error.headers or {}).get("Allow", "").replace(" ", "").split(","))
-        methods = _methods_at(request, routers)
-        if methods and request.method not in methods:
-            # Starlette names those of the path's first route alone.
-            status, allowed = 405, methods
-        if status == 405:
-            message = f"{here}: wanted the method {' or '.join(allowed)}"
-            error_type = "method_not_allowed"
-        else:
-            message, error_type = f"{here}: there is no such path, see /openapi.json", "not_found"
-        seen(request).error_type = error_type
-        response = json_response(status, {"error": message, "error_type": error_type})
-        if status == 405:
-            response.headers["Allow"] = ", ".join(allowed)
+        here, methods = place_of(request), _methods_at(request, routers)
+        if error.status_code != 405 and (not methods or request.method in methods):
+            missing = UnknownPathError(f"{here}: there is no such path, see /openapi.json")
+            return await refuse(request, missing)
+        # Starlette names those of the path's first route alone.
+        allowed = methods or sorted(
+            (error.headers or {}).get("Allow", "").replace(" ", "").split(",")
+        )
+        response = await refuse(
+            request, MethodError(f"{here}: wanted the method {' or '.join(allowed)}")
+        )
+        response.headers["Allow"] = ", ".join(allowed)
         return response
 
     return app

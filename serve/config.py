@@ -22,6 +22,7 @@ from bert_core.errors import ConfigError
 from bert_core.wording import nearest, shown
 from serve.hosts import is_loopback
 from serve.limits import Limits
+from serve.wanted import wanted
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Of a model."""
@@ -308,9 +309,7 @@ def _fault(error: pydantic.ValidationError) -> str:
     place = ".".join(map(str, fault["loc"]))
     if fault["type"] == "missing":
         return f"{place}: wanted a value, got none"
-    kinds = {"int": "a whole number", "float": "a number", "string": "text", "dataclass": "a table"}
-    wanted = kinds.get(fault["type"].partition("_")[0]) or fault.get("ctx", {}).get("expected")
-    return f"{place}: wanted {wanted or fault['msg']}, got {shown(fault['input'])}"
+    return f"{place}: wanted {wanted(fault)}, got {shown(fault['input'])}"
 
 
 def parse_models(models: list[str] | str) -> dict[str, str]:

@@ -109,6 +109,20 @@ class UnknownModelError(RequestError):
     error_type = "not_found"
 
 
+class UnknownPathError(RequestError):
+    """There is no such path. `/openapi.json` has those that there are."""
+
+    status = 404
+    error_type = "not_found"
+
+
+class MethodError(RequestError):
+    """The path has other methods. Send one that the header `Allow` names."""
+
+    status = 405
+    error_type = "method_not_allowed"
+
+
 class OverloadedError(RequestError):
     """More work is waiting than the model may queue. Try again after `Retry-After`. A key
     that has reached its own limit gets this, too."""

@@ -34,8 +34,10 @@ from serve.routes.base import (
 from serve.served import Card, ServedModel, State
 from serve.served import Response as Passed
 from serve.sizes import SMALL
+from serve.surfaces import openai
 from serve.surfaces.base import Endpoint, Probe, Surface, parsed
 from serve.surfaces.catalog import SURFACES
+from serve.surfaces.openapi import refusals
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of metrics."""
@@ -114,7 +116,8 @@ def list_routes(
             }
         )
 
-    errors = errors_of(keys, RequestError, NotReadyError, UnknownModelError)
+    unknown = refusals(openai.SURFACE, [UnknownModelError])
+    errors = unknown | errors_of(keys, RequestError, NotReadyError)
 
     @router.get("/v1/models/{name}", responses=errors)
     async def card(name: str, request: Request) -> Card:
@@ -208,7 +211,7 @@ def _forwarder(
             if name is None and body:
                 name = _named(body) if len(body) <= SMALL else await asyncio.to_thread(_named, body)
             chosen = noted.model = await _chosen(models, name, endpoint)
-            path = (endpoint.path or "/").replace("{model}", name or "")
+            path = (endpoint.path or "/").format(**request.path_params)
             return await while_connected(request, _pass_on(request, models[chosen], path, body))
         except Exception as error:
             return refused(surface, request, error)

@@ -9,9 +9,9 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
 import orjson
 import pydantic
@@ -37,6 +37,7 @@ from serve.observing import Spent, seen
 from serve.served import Card
 from serve.sizes import SMALL
 from serve.tracing import add_spans
+from serve.wanted import wanted
 
 if TYPE_CHECKING:
     from serve.model import Model
@@ -236,6 +237,8 @@ class Surface:
     """Status and body of an error, as these clients read it."""
     error: type
     """Type of that body, for the API's documentation."""
+    prefixes: tuple[str, ...] = ()
+    """Where its clients call more than there is here: errors of such paths have its shape, too."""
     prepare: Callable[["Model"], Any] = lambda model: None
     """Made once per model, for all calls."""
 
@@ -266,7 +269,7 @@ def read(shape: type[Shape], body: bytes) -> Shape:
         raise RequestError(complaint(shape, error)) from error
 
 
-def complaint(shape: type[pydantic.BaseModel], error: pydantic.ValidationError) -> str:
+def complaint(shape: type[Body], error: pydantic.ValidationError) -> str:
     """The first fault of a body."""
     faults = error.errors(include_url=False)
     # A misspelt key is missing under its right name too: the misspelling is what to report.
@@ -275,25 +278,48 @@ def complaint(shape: type[pydantic.BaseModel], error: pydantic.ValidationError) 
     texts = [each for each in faults if each["type"] == "string_type"]
     # Of the kinds of values that there may be, the one that it comes nearest to.
     fault = max(misspelt or empty or texts or faults, key=lambda each: len(each["loc"]))
-    where = ".".join(str(part) for part in fault["loc"] if not _names_a_type(part))
-    names = [field.alias or name for name, field in shape.model_fields.items()]
-    if fault["type"] == "extra_forbidden":
-        near = nearest(where, names)
-        return f"the body: wanted some of {', '.join(names)}, got {as_json(where)}{near}"
-    if fault["type"] == "missing":
-        return f"the body: wanted the key {as_json(where)}, it is missing"
+    if fault["type"] in ("extra_forbidden", "missing"):
+        *above, key = fault["loc"]
+        holder, place = _holder(shape, above)
+        where = place or "the body"
+        if fault["type"] == "missing":
+            return f"{where}: wanted the key {as_json(key)}, it is missing"
+        names = [field.alias or name for name, field in holder.model_fields.items()]
+        got = f"{as_json(key)}{nearest(str(key), names)}"
+        return f"{where}: wanted some of {', '.join(names)}, got {got}"
+    _, where = _holder(shape, fault["loc"])
     if fault["type"] == "too_short":
         return f"{where}: wanted at least one text, got an empty list"
-    if fault["type"] == "greater_than_equal":
-        return f"{where}: wanted at least {fault['ctx']['ge']}, got {shown(fault['input'])}"
-    if fault["type"] == "string_type":
-        return f"{where}: wanted text, got {shown(fault['input'])}"
-    return f"{where}: {fault['msg']}, got {shown(fault['input'])}"
+    return f"{where}: wanted {wanted(fault)}, got {shown(fault['input'])}"
+
+
+def _holder(shape: type[Body], path: Sequence[int | str]) -> tuple[type[Body], str]:
+    """The innermost body on the way to a fault, and the way, without the types that a value may
+    have, which pydantic names between the keys."""
+    named, kinds = "", [shape]
+    for part in path:
+        inside = next((kind for kind in kinds if kind.__name__ == part), None)
+        if inside is not None:
+            shape = inside
+        elif not _names_a_type(part):
+            named += f".{part}" if named else str(part)
+            if isinstance(part, str) and (field := shape.model_fields.get(part)) is not None:
+                kinds = list(_bodies(field.annotation))
+                shape = kinds[0] if len(kinds) == 1 else shape
+    return shape, named
+
+
+def _bodies(annotation: Any) -> Iterator[type[Body]]:
+    """The bodies in a field's type."""
+    if isinstance(annotation, type) and issubclass(annotation, Body):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _bodies(part)
 
 
 def _names_a_type(part: int | str) -> bool:
     """Whether this part of a fault's place is one of the types that a value may have."""
-    return isinstance(part, str) and (part == "str" or "[" in part)
+    return isinstance(part, str) and (part in ("str", "int") or "[" in part)
 
 
 _CHECKED: dict[type[Parameters], type[pydantic.BaseModel]] = {}
@@ -327,7 +353,9 @@ def parameters_of(kind: type[Parameters], values: Mapping[str, Any], where: str 
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        raise RequestError(f"{where}{name}: {first['msg']}, got {shown(first['input'])}") from error
+        raise RequestError(
+            f"{where}{name}: wanted {wanted(first)}, got {shown(first['input'])}"
+        ) from error
     return kind(**known.model_dump(exclude_unset=True))
 
 

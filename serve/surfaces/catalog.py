@@ -1,5 +1,7 @@
 """All surfaces, in the order in which the documentation lists them."""
 
+import re
+
 from serve.surfaces import attention, huggingface, invocations, open_inference, openai, rerank, tei
 from serve.surfaces.base import Surface
 
@@ -12,3 +14,21 @@ SURFACES: tuple[Surface, ...] = (
     invocations.SURFACE,
     attention.SURFACE,
 )
+
+_MODEL = re.compile(r"/v1/models/[^/]+(?=/|$)")
+_PREFIXES = {
+    prefix: surface
+    for surface in SURFACES
+    for prefix in (*surface.prefixes, *(each.path for each in surface.endpoints))
+}
+
+
+def surface_of(method: str, path: str) -> Surface:
+    """The surface whose clients call a path, whether or not there is such a path: of those with a
+    path or prefix that it begins with, the one with the longest."""
+    below = _MODEL.sub("", path, count=1)
+    if method == "GET" and below == "":  # OpenAI's way to a model
+        return openai.SURFACE
+    parts = below.split("/")
+    starts = ("/".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next(_PREFIXES[start] for start in starts if start in _PREFIXES)

@@ -152,4 +152,5 @@ SURFACE = Surface(
     ),
     refuse=refuse,
     error=OpenAIError,
+    prefixes=("/v1",),
 )  # fmt: skip

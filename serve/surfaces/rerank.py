@@ -205,4 +205,5 @@ SURFACE = Surface(
     ),
     refuse=refuse,
     error=RerankError,
+    prefixes=("/v1/classify", "/v1/detokenize", "/v1/tokenize", "/v2/chat"),
 )

@@ -396,8 +396,7 @@ def _kind(model: "Model") -> dict[str, Any]:
     return {"classifier": classes}
 
 
-_TYPES = {400: "Validation", 406: "Validation", 413: "Validation", 422: "Validation",
-          429: "Overloaded", 503: "Unhealthy"}  # fmt: skip
+_TYPES = {429: "Overloaded", 503: "Unhealthy"}
 
 
 @dataclass(frozen=True)
@@ -409,7 +408,8 @@ class TEIError:
 
 
 def refuse(error: RequestError) -> tuple[int, Any]:
-    return error.status, {"error": str(error), "error_type": _TYPES.get(error.status, "Backend")}
+    usual = "Validation" if error.status < 500 else "Backend"
+    return error.status, {"error": str(error), "error_type": _TYPES.get(error.status, usual)}
 
 
 SURFACE = Surface(

@@ -181,14 +181,14 @@ def test_parameters_reach_the_task(ask: Caller) -> None:
         (
             b'{"inputs": "a", "parameters": {"top_k": "2"}}',
             422,
-            'parameters.top_k: Input should be a valid integer, got text ("2")',
+            'parameters.top_k: wanted a whole number, got text ("2")',
         ),
         (b'{"inputs": "a", "parameters": {"top_k": true}}', 422, "got a boolean (true)"),
         (b'{"inputs": "a", "parameters": {"top_k": 0}}', 422, "top_k: wanted at least 1, got 0"),
         (
             b'{"inputs": "a", "parameters": {"function_to_apply": "max"}}',
             422,
-            "parameters.function_to_apply: Input should be 'softmax', 'sigmoid' or 'none', got",
+            "parameters.function_to_apply: wanted one of 'softmax', 'sigmoid' or 'none', got",
         ),
     ],
 )
@@ -205,20 +205,23 @@ def test_a_body_that_cannot_be_answered_is_told_why(
 
 
 def test_an_unknown_model_is_a_404_that_names_those_there_are(ask: Caller) -> None:
-    for method, path in (("POST", "/v1/models/dogs/embed"), ("GET", "/v1/models/dogs")):
-        status, came = ask(method, path)
-        assert status == 404
-        message = 'there is no model "dogs": those served here are docs'
-        assert came == {"error": message, "error_type": "not_found"}
+    message = 'there is no model "dogs": those served here are docs'
+    openai = {"message": message, "type": "invalid_request_error", "param": None}
+    for method, path, error in (
+        ("POST", "/v1/models/dogs", {"error": message, "error_type": "not_found"}),
+        ("POST", "/v1/models/dogs/embed", {"error": message, "error_type": "Validation"}),
+        ("GET", "/v1/models/dogs", {"error": openai | {"code": "not_found"}}),
+    ):
+        assert ask(method, path) == (404, error)
 
 
-def test_an_unknown_path_and_a_wrong_method_are_errors_in_the_same_shape(ask: Caller) -> None:
+def test_an_unknown_path_and_a_wrong_method_are_errors_of_the_nearest_surface(ask: Caller) -> None:
     for path in ("/predicts", "/v1/models/docs/predicts"):
         status, came = ask("GET", path)
         assert (status, came["error_type"]) == (404, "not_found")
         assert came["error"] == f"GET {path}: there is no such path, see /openapi.json"
     status, came = ask("GET", "/embed")
-    assert (status, came["error_type"]) == (405, "method_not_allowed")
+    assert (status, came["error_type"]) == (405, "Validation")
     assert came["error"] == "GET /embed: wanted the method POST"
 
 
@@ -568,10 +571,10 @@ def test_vectors_are_served_as_hugging_faces_client_asks_for_them(
                 {"prompt_name": "query"},
                 "prompt_name: wanted one of the model's prompts (none), got 'query'",
             ),
-            ({"normalize": "yes"}, "parameters.normalize: Input should be a valid boolean"),
+            ({"normalize": "yes"}, "parameters.normalize: wanted true or false"),
             (
                 {"normalize": "yes", "parameters": {"normalize": True}},
-                "parameters.normalize: Input should be a valid boolean",
+                "parameters.normalize: wanted true or false",
             ),
         ):
             status, came = ask.predict({"inputs": "a", **odd})

@@ -264,7 +264,7 @@ def test_a_model_without_the_task_is_refused(
             "/invocations",
             {"inputs": ["a"], "params": {"top_k": {"a": 1}}},
             400,
-            "top_k: Input should be a valid integer, got an object",
+            "top_k: wanted a whole number, got an object",
         ),
         (
             "/v2/models/text-classification/infer",

@@ -109,7 +109,7 @@ def test_a_models_own_settings_come_before_the_common_ones() -> None:
         ),
         (
             {"a": {"model": "x", "precision": "int4"}},
-            "models.a.precision: wanted 'fp32', 'bf16', 'int8' or 'int8_bf16', got text",
+            "models.a.precision: wanted one of 'fp32', 'bf16', 'int8' or 'int8_bf16', got text",
         ),
         (
             {"a": {"model": "x", "limits": {"max_inputs": 0}}},

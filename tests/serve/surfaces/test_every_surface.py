@@ -1,0 +1,160 @@
+"""What holds on every surface: errors of paths that do not exist, and of values of other kinds."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import httpx
+import pydantic
+import pytest
+
+from bert_core.errors import InputError
+from bert_core.tasks.base import Parameters
+from bert_core.tasks.catalog import TASKS
+from serve.errors import RequestError
+from serve.surfaces.base import Body, Surface, checked, complaint, parameters_of
+from serve.surfaces.catalog import SURFACES
+
+MESSAGE: dict[str, Callable[[Any], str]] = {
+    "huggingface": lambda error: error["error"],
+    "openai": lambda error: error["error"]["message"],
+    "tei": lambda error: error["error"],
+    "rerank": lambda error: error["message"],
+    "open_inference": lambda error: error["error"],
+    "invocations": lambda error: error["message"],
+    "attention": lambda error: error["error"],
+}
+UNKNOWN = {
+    "huggingface": "/anything",
+    "openai": "/v1/chat/completions",
+    "tei": "/embed/anything",
+    "rerank": "/v2/chat",
+    "open_inference": "/v2/models/docs/config",
+    "invocations": "/invocations/anything",
+    "attention": "/attention/anything",
+}
+"""A path that the surface's clients may call, and that there is not."""
+
+
+def adapter(surface: Surface) -> "pydantic.TypeAdapter[Any]":
+    return pydantic.TypeAdapter(surface.error)
+
+
+@pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.name)
+@pytest.mark.parametrize("base", ["", "/v1/models/text-classification"])
+def test_a_path_that_there_is_not_is_an_error_in_the_shape_of_its_surface(
+    front: str, base: str, surface: Surface
+) -> None:
+    path = f"{base}{UNKNOWN[surface.name]}"
+    response = httpx.post(f"{front}{path}", json={}, timeout=30)
+    assert response.status_code == 404
+    adapter(surface).validate_json(response.text, strict=True)
+    told = MESSAGE[surface.name](response.json())
+    assert told == f"POST {path}: there is no such path, see /openapi.json"
+
+
+def test_openais_client_is_told_that_there_is_no_chat(front: str) -> None:
+    import openai
+
+    client = openai.OpenAI(base_url=f"{front}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.NotFoundError, match="no such path") as caught:
+        client.chat.completions.create(model="a", messages=[{"role": "user", "content": "a"}])
+    assert (caught.value.type, caught.value.code) == ("invalid_request_error", "not_found")
+
+
+@pytest.mark.parametrize("path", ["/v2", "/info", "/v1/models", "/v1/models/fill-mask"])
+def test_a_slash_at_the_end_changes_nothing(front: str, path: str) -> None:
+    plain, slashed = (httpx.get(f"{front}{each}", timeout=30) for each in (path, f"{path}/"))
+    assert (plain.status_code, plain.json()) == (slashed.status_code, slashed.json())
+    assert plain.status_code == 200
+
+
+# -- values of another kind ------------------------------------------------------------------------
+
+ODD: list[Any] = [None, True, 7, 7.5, "a", [], [7], ["a", 7], {}, {"a": 1}, [[1.5]], [{}], [[{}]]]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field, on the way to which are others."""
+
+    shape: type[Body]
+    path: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape.__name__}.{'.'.join(self.path)}"
+
+
+def bodies() -> Iterator[type[Body]]:
+    kinds = {each.body for surface in SURFACES for each in surface.endpoints}
+    yield from sorted((kind for kind in kinds if kind is not None), key=lambda kind: kind.__name__)
+
+
+def fields_of(shape: type[Body], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, field in shape.model_fields.items():
+        yield (*above, name)
+        for inner in inside(field.annotation):
+            yield from fields_of(inner, (*above, name))
+
+
+def inside(annotation: Any) -> Iterator[type[Body]]:
+    if isinstance(annotation, type) and issubclass(annotation, Body):
+        yield annotation
+    for part in get_args(annotation):
+        yield from inside(part)
+
+
+FIELDS = [Field(shape, path) for shape in bodies() for path in fields_of(shape)]
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
+def test_a_value_of_another_kind_is_told_what_was_wanted(field: Field) -> None:
+    for value in ODD:
+        for name in field.path[::-1]:
+            value = {name: value}
+        try:
+            field.shape.model_validate(value)
+        except pydantic.ValidationError as error:
+            told = complaint(field.shape, error)
+            assert ": wanted " in told
+            assert "Input should" not in told
+            for fault in error.errors():  # whichever of them is told
+                alone = pydantic.ValidationError.from_exception_data(
+                    "a", [{"type": fault["type"], "loc": fault["loc"], "input": fault["input"],
+                           "ctx": fault.get("ctx", {})}]
+                )  # fmt: skip
+                assert "Input should" not in complaint(field.shape, alone)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_parameter_of_another_kind_is_told_what_was_wanted(name: str) -> None:
+    kind = TASKS[name].parameters
+    for parameter in checked(kind).model_fields:
+        told = [refusal_of(kind, {parameter: value}) for value in ODD]
+        assert all(": wanted " in each for each in told if each)
+        assert not any("Input should" in each for each in told)
+
+
+def refusal_of(kind: type[Parameters], values: dict[str, Any]) -> str:
+    """Empty if they are of the right kind."""
+    try:
+        parameters_of(kind, values)
+    except (RequestError, InputError) as error:
+        return str(error)
+    return ""
+
+
+def test_a_key_that_there_is_not_is_told_those_of_its_own_object(front: str) -> None:
+    for path, body, message in (
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentence": []}},
+         'inputs: wanted some of source_sentence, sentences, got "sentence" (did you mean'),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"]},
+                         "parameters": {"trunc": True}},
+         'parameters: wanted some of truncate, truncation_direction, '),
+        ("/v2/rerank", {"query": "a", "documents": [{"txt": "a"}]},
+         'documents.0: wanted some of text, got "txt" (did you mean text?)'),
+    ):  # fmt: skip
+        response = httpx.post(f"{front}{path}", json=body, timeout=30)
+        assert message in json.dumps(response.json()).replace('\\"', '"')
