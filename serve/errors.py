@@ -50,6 +50,14 @@ class MediaTypeError(RequestError):
     error_type = "unsupported_media_type"
 
 
+class CodingError(RequestError):
+    """The body is compressed in a way that is not read here. Use one that the header
+    `Accept-Encoding` names, or send the body as it is."""
+
+    status = 415
+    error_type = "unsupported_content_encoding"
+
+
 class NotAcceptableError(RequestError):
     """The answer cannot be had in a form that the header `Accept` names. Ask for one that the
     message lists, or leave the header out."""

@@ -13,19 +13,22 @@ from serve.errors import (
     SlowRequestError,
     TooLargeError,
 )
+from serve.inflating import coding_of
 from serve.limits import Limits
 
 TEXT_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 """What a web page may post to any server without its consent."""
+CODING = "content-encoding"
 DEADLINE = "x-request-timeout-ms"
 MAX_DIGITS = 18
 """Digits of a number that are read; more make it larger than any limit."""
 
 
 async def receive(request: Request, limits: Limits) -> bytes:
-    """The request's body.
+    """The request's body, inflated if it came compressed.
 
-    Raises: TooLargeError, SlowRequestError, MediaTypeError; ClosedError if the client is gone.
+    Raises: TooLargeError, SlowRequestError, MediaTypeError, CodingError; NotJSONError if it was not
+        compressed as it says; ClosedError if the client is gone.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A page may also post without a type, as programs do: those send no Origin.
@@ -35,27 +38,31 @@ async def receive(request: Request, limits: Limits) -> bytes:
             f"content-type: wanted application/json, got {kind or 'none'}: send the header "
             "Content-Type: application/json"
         )
+    coding = coding_of(", ".join(request.headers.getlist(CODING)))
     declared = whole_number(request.headers.get("content-length", ""))
     if declared is not None and declared > limits.max_body_bytes:
         raise _too_large(limits, declared)
-    body = bytearray()
+    body, received = bytearray(), 0
     try:
         async with asyncio.timeout(limits.body_timeout_s) as timeout:
             with receiving(request).counted(timeout):
                 while (message := await request.receive())["type"] == "http.request":
-                    body += message.get("body", b"")
-                    if len(body) > limits.max_body_bytes:
-                        raise _too_large(limits, len(body))
+                    part = message.get("body", b"")
+                    received += len(part)
+                    body += coding.feed(part, limits.max_body_bytes - len(body))
+                    if max(received, len(body)) > limits.max_body_bytes:
+                        raise _too_large(limits, max(received, len(body)))
                     if not message.get("more_body", False):
+                        coding.end()
                         return bytes(body)
                     receiving(request).make_room(limits.max_receiving)
     except TimeoutError as error:
         raise SlowRequestError(
-            f"the body: wanted all of it within {limits.body_timeout_s:g} s, got {len(body)} "
+            f"the body: wanted all of it within {limits.body_timeout_s:g} s, got {received} "
             "bytes: send it again over a faster connection, or once fewer are being sent"
         ) from error
     raise ClosedError(
-        f"the body: wanted all of it, the client closed its connection after {len(body)} bytes"
+        f"the body: wanted all of it, the client closed its connection after {received} bytes"
     )
 
 

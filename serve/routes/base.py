@@ -13,6 +13,7 @@ from bert_core.errors import InputError
 from bert_core.wording import shortened
 from serve.auth import Caller, Keys
 from serve.errors import (
+    CodingError,
     DeadlineError,
     ForbiddenError,
     InternalError,
@@ -86,6 +87,7 @@ BY_KEY = (UnauthorizedError, ForbiddenError)
 BY_BODY = (
     NotJSONError,
     MediaTypeError,
+    CodingError,
     NotAcceptableError,
     SlowRequestError,
     TooLargeError,
@@ -119,9 +121,18 @@ def documented(
     extra = described.get("openapi_extra", {})
     if "{model}" in endpoint.path:
         kinds.append(UnknownModelError)
-        schema = {"type": "string"} if model is None else {"const": model.name}
-        named = {"name": "model", "in": "path", "required": True, "schema": schema}
-        extra = extra | {"parameters": [named]}
+        known = {} if model is None else {"model": model.name, "version": model.version or "1"}
+        named = [
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "schema": {"const": known[name]} if known else {"type": "string"},
+            }
+            for name in ("model", "version")
+            if f"{{{name}}}" in endpoint.path
+        ]
+        extra = extra | {"parameters": named}
     if model is not None:
         extra = _narrowed(extra, vectors.known_values(model))
     answers = described["responses"] | refusals(surface, kinds)

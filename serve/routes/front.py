@@ -17,7 +17,7 @@ from serve.disconnects import while_connected
 from serve.errors import NotReadyError, RequestError, UnknownModelError, WrongTaskError
 from serve.limits import Limits
 from serve.observing import seen
-from serve.receiving import receive
+from serve.receiving import CODING, receive
 from serve.routes.base import (
     LIST,
     READY_TIMEOUT_S,
@@ -226,11 +226,16 @@ async def _pass_on(request: Request, model: ServedModel, path: str, body: bytes)
     noted.is_passed_on = True  # if it is cancelled here, it is there
     target = quote(path) + (f"?{request.url.query}" if request.url.query else "")
     try:
-        passed = await model.request(request.method, target, list(request.headers.items()), body)
+        passed = await model.request(request.method, target, passed_on(request), body)
     except Exception:
         noted.is_passed_on = False
         raise
     return _as_response(passed)
+
+
+def passed_on(request: Request) -> list[tuple[str, str]]:
+    """A request's headers for a model, which gets the body as it was read here."""
+    return [(name, value) for name, value in request.headers.items() if name != CODING]
 
 
 def _as_response(passed: Passed) -> Response:

@@ -29,7 +29,7 @@ from serve.routes.base import (
     json_response,
     refused,
 )
-from serve.routes.front import unknown_model
+from serve.routes.front import passed_on, unknown_model
 from serve.served import Response as Passed
 from serve.served import ServedModel
 from serve.sizes import SMALL
@@ -137,7 +137,7 @@ async def _ask_all(
 ) -> Response:
     """The answers of all, or the first refusal, upon which the others are cancelled."""
     noted, shared = seen(request), SharedPasses(bodies)
-    headers = [(name, value) for name, value in request.headers.items() if name != "accept"]
+    headers = [(name, value) for name, value in passed_on(request) if name != "accept"]
 
     async def ask(name: str) -> Passed:
         with shared.part_of(name):

@@ -25,12 +25,14 @@ from serve.accept import chosen
 from serve.answers import Answered
 from serve.auth import Caller
 from serve.errors import (
+    CodingError,
     DeadlineError,
     NotAcceptableError,
     NotJSONError,
     RequestError,
     TooLargeError,
 )
+from serve.inflating import CODINGS
 from serve.joint import passes_of_request
 from serve.limits import Limits
 from serve.observing import Spent, seen
@@ -419,8 +421,8 @@ def json_response(model: "Model", content: Any, status: int = 200) -> Response:
 
 
 def as_bad_request(error: RequestError) -> int:
-    """The error's status, for clients that know 400 where others know 413, 415 and 422."""
-    return 400 if error.status in (413, 415, 422) else error.status
+    """The error's status, for clients that know 400 where others know 413 and 422."""
+    return 400 if error.status in (413, 422) else error.status
 
 
 def refusal(surface: Surface, error: Exception) -> Response:
@@ -432,6 +434,8 @@ def refusal(surface: Surface, error: Exception) -> Response:
     extra = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
     if status == 401:
         extra["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, CodingError):  # RFC 9110, section 15.5.16
+        extra["Accept-Encoding"] = ", ".join(CODINGS)
     # ASCII: a lone surrogate from a caller, repeated in a message, cannot be encoded as UTF-8.
     return Response(json.dumps(content), status, extra, JSON)
 

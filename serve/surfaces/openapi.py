@@ -7,6 +7,7 @@ from typing import Any
 import pydantic
 
 from serve.errors import Error, RequestError
+from serve.inflating import CODINGS
 from serve.surfaces.base import JSON, Surface, refusal
 
 GATEWAY = {
@@ -22,6 +23,7 @@ _HEADERS: Mapping[str, Any] = {
         "schema": {"type": "integer", "minimum": 1},
     },
     "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}},
+    "Accept-Encoding": {"schema": {"const": ", ".join(CODINGS)}},
 }
 
 
