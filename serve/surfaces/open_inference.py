@@ -3,11 +3,15 @@
 Inputs are BYTES tensors named like the fields of the task's input, `text` for most; outputs are the
 columns that the task has for its best answer, such as `label` and `score`, or `vector`. Tensors may
 be JSON or follow it as raw bytes (Triton's binary tensor data extension).
+
+Of the parameters that the protocol and Triton's extensions give a meaning, a `timeout` is the
+request's deadline; any `priority` is the same, as for Triton's models that have no levels of it;
+a sequence, shared memory and `classification` are refused. The others are the task's.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -17,8 +21,8 @@ import pydantic
 from fastapi import Response
 
 from bert_core.tasks.base import Task
-from bert_core.wording import nearest, one_of
-from serve.errors import RequestError
+from bert_core.wording import nearest, one_of, shortened
+from serve.errors import RequestError, UnknownModelError
 from serve.receiving import whole_number
 from serve.surfaces.base import (
     JSON,
@@ -42,8 +46,8 @@ if TYPE_CHECKING:
 
 HEADER = "Inference-Header-Content-Length"
 """Length of the JSON before raw tensors."""
-ALIASES = ("args", "inputs")
-"""Names that MLServer's and MLflow's clients give to an only text."""
+ALIASES = ("args", "inputs", "input-0", "input-1")
+"""Names that MLServer's, MLflow's and KServe's clients give to an only text."""
 TEXTS = "BYTES"
 MAX_DIMENSIONS = 8
 """Of a tensor: texts need one or two."""
@@ -51,6 +55,39 @@ BINARY = "application/octet-stream"
 """Media type of JSON with raw tensors behind it."""
 SERVER = {"name": "raybert", "version": "2", "extensions": ["binary_tensor_data"]}
 LIVE = {"live": True}
+
+
+class TensorParameters(Body):
+    """How the texts of an input are sent."""
+
+    binary_data_size: Annotated[int, pydantic.Field(ge=0)] | None = None
+    content_type: Literal["str"] | None = None
+    """MLServer's name of how they are encoded: as they are."""
+
+
+class WantedParameters(Body):
+    """How an output is to be sent."""
+
+    binary_data: bool | None = None
+    content_type: Literal["str", "np"] | None = None
+    """MLServer's name of what its client makes of it."""
+
+
+class InferParameters(Body):
+    """What the protocol and its extensions ask for; all else are parameters of the task."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    binary_data_output: bool = False
+    timeout: Annotated[int, pydantic.Field(ge=0)] | None = None
+    """Microseconds within which the answer must be ready; 0 takes the server's own limit."""
+    priority: Annotated[int, pydantic.Field(ge=0)] = 0
+    """Without effect, as there is one level of it."""
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    content_type: Literal["str", "pd"] | None = None
+    """MLServer's name of what the inputs were made of."""
 
 
 class Tensor(Body):
@@ -69,14 +106,14 @@ class Tensor(Body):
     ]
     datatype: Annotated[str, pydantic.WithJsonSchema({"const": TEXTS})]
     data: Any = None
-    parameters: dict[str, Any] | None = None
+    parameters: TensorParameters | None = None
 
 
 class Wanted(Body):
     """An output that is asked for."""
 
     name: str
-    parameters: dict[str, Any] | None = None
+    parameters: WantedParameters | None = None
 
 
 class Infer(Body):
@@ -85,7 +122,7 @@ class Infer(Body):
     inputs: Annotated[list[Tensor], pydantic.Field(json_schema_extra={"minItems": 1})]
     outputs: list[Wanted] | None = None
     id: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: InferParameters | None = None
     model_name: Ignored = None
 
 
@@ -132,21 +169,27 @@ class Ready:
 
 async def infer(call: Call) -> Response:
     """The task's columns for each row of the input tensors."""
+    _check_version(call)
     request, texts = await call.model.off_loop(_request, call)
-    task = call.model.task
+    task, chosen = call.model.task, request.parameters or InferParameters()
     check_distinct("inputs", [tensor.name for tensor in request.inputs])
+    _check_outputs(task, request.outputs or [])
+    if chosen.sequence_id or chosen.sequence_start or chosen.sequence_end:
+        raise RequestError(
+            f"sequence_id: wanted none, since {call.model.name} keeps nothing from one request to "
+            "the next: leave sequence_id, sequence_start and sequence_end out"
+        )
     rows = _rows(
         task, {tensor.name: text for tensor, text in zip(request.inputs, texts, strict=True)}
     )
-    values = {
-        name: value
-        for name, value in (request.parameters or {}).items()
-        if name != "binary_data_output"
-    }
+    values = chosen.model_extra or {}
     if values.get("encoding_format") == "base64":
         raise RequestError("encoding_format: wanted none, since tensors hold numbers: leave it out")
     parameters = call.parameters(task.name, values)
     check_one_vector(task, rows, parameters)
+    if chosen.timeout:
+        limit_s = call.model.limits.deadline_s if call.deadline_s is None else call.deadline_s
+        call = replace(call, deadline_s=min(limit_s, chosen.timeout / 1e6))
     # The body says which tensors are raw.
     answered = await call.answer(None, rows, parameters, forms=())
 
@@ -161,30 +204,60 @@ async def infer(call: Call) -> Response:
     return Response(content, 200, headers(call.model, answered) | extra, kind)
 
 
+def _version_of(model: "Model") -> str:
+    return model.version or "1"
+
+
+def _check_version(call: Call) -> None:
+    """Raises: UnknownModelError if the path names a version that does not answer."""
+    known = _version_of(call.model)
+    named = call.request.path_params.get("version", known)
+    if named != known:
+        raise UnknownModelError(
+            f"there is no version {shortened(named)!r} of {call.model.name} here: ask version "
+            f"{known}, or none"
+        )
+
+
+def _check_outputs(task: Task, outputs: Sequence[Wanted]) -> None:
+    """Raises: RequestError for an output that there is not, or that is asked for again."""
+    names = [output.name for output in outputs]
+    for name in names:
+        if name not in task.cell_types:
+            raise RequestError(
+                f"outputs: wanted {one_of(task.cell_types)}, got {shortened(name)!r}"
+                f"{nearest(name, task.cell_types)}"
+            )
+    check_distinct("outputs", names)
+
+
 def _request(call: Call) -> tuple[Infer, list[np.ndarray]]:
     """The request, and the texts of each input as an array of its shape."""
     length = call.request.headers.get(HEADER)
-    if length is None:
-        return (request := read(Infer, call.body)), [
-            _texts(tensor, None) for tensor in request.inputs
-        ]
-    end = whole_number(length)
+    end = len(call.body) if length is None else whole_number(length)
     if end is None or end > len(call.body):
-        raise RequestError(f"{HEADER}: wanted the length of the JSON in bytes, got {length[:20]!r}")
+        raise RequestError(
+            f"{HEADER}: wanted the length of the JSON in bytes, got {(length or '')[:20]!r}"
+        )
     request, raw = read(Infer, call.body[:end]), call.body[end:]
     texts = []
     for tensor in request.inputs:
-        size = (tensor.parameters or {}).get("binary_data_size")
+        size = None if tensor.parameters is None else tensor.parameters.binary_data_size
         if size is None:
             texts.append(_texts(tensor, None))
             continue
-        if not isinstance(size, int) or not 0 <= size <= len(raw):
+        if size > len(raw):
             raise RequestError(
                 f"{tensor.name}: wanted a binary_data_size of at most the {len(raw)} bytes that "
                 f"follow, got {size}"
             )
         texts.append(_texts(tensor, raw[:size]))
         raw = raw[size:]
+    if raw:
+        raise RequestError(
+            f"the body: wanted as many bytes after the JSON as the inputs' binary_data_size say, "
+            f"got {len(raw)} more"
+        )
     return request, texts
 
 
@@ -297,21 +370,17 @@ def _response(
 ) -> tuple[bytes, dict[str, str]]:
     """The body, and the header that it needs if tensors follow the JSON."""
     requested = request.outputs or [Wanted(name=name) for name in outputs]
-    all_raw = bool((request.parameters or {}).get("binary_data_output"))
+    all_raw = request.parameters is not None and request.parameters.binary_data_output
     described, raw = [], []
     for output in requested:
-        if output.name not in outputs:
-            raise RequestError(
-                f"outputs: wanted {one_of(outputs)}, got {output.name!r}"
-                f"{nearest(output.name, outputs)}"
-            )
         tensor = outputs[output.name]
         entry: dict[str, Any] = {
             "name": output.name,
             "shape": list(tensor.shape),
             "datatype": _datatype(tensor),
         }
-        if (output.parameters or {}).get("binary_data", all_raw):
+        is_raw = None if output.parameters is None else output.parameters.binary_data
+        if all_raw if is_raw is None else is_raw:
             packed = _packed(tensor)
             entry["parameters"] = {"binary_data_size": len(packed)}
             raw.append(packed)
@@ -320,7 +389,7 @@ def _response(
         described.append(entry)
     content: dict[str, Any] = {
         "model_name": model.name,
-        "model_version": model.version or "1",
+        "model_version": _version_of(model),
         "outputs": described,
     }
     if cuts:
@@ -340,6 +409,7 @@ def _packed(tensor: np.ndarray) -> bytes:
 
 async def metadata(call: Call) -> Response:
     """Names, shapes and types of the inputs and outputs."""
+    _check_version(call)
     task = call.model.task
     outputs = [
         {"name": name, "datatype": _datatype(_column(kind, [])),
@@ -348,7 +418,7 @@ async def metadata(call: Call) -> Response:
     ]  # fmt: skip
     content = {
         "name": call.model.name,
-        "versions": [call.model.version or "1"],
+        "versions": [_version_of(call.model)],
         "platform": "raybert",
         "inputs": [{"name": name, "datatype": TEXTS, "shape": [-1]} for name in _names(task)],
         "outputs": outputs,
@@ -358,6 +428,7 @@ async def metadata(call: Call) -> Response:
 
 async def ready(call: Call) -> Response:
     """200 if the model has just run a forward pass."""
+    _check_version(call)
     await call.model.check_ready()
     return json_response(call.model, {"name": call.model.name, "ready": True})
 
@@ -381,6 +452,17 @@ class InferError:
 def refuse(error: RequestError) -> tuple[int, Any]:
     status = as_bad_request(error)
     return status, {"error": str(error)}
+
+
+def _of_model(path: str) -> tuple[Endpoint, ...]:
+    """The paths of a model, or of a version of it."""
+    return (
+        Endpoint(path=path, answer=metadata, method="GET", shape=Metadata),
+        Endpoint(path=f"{path}/ready", answer=ready, method="GET", shape=Ready),
+        Endpoint(
+            path=f"{path}/infer", answer=infer, body=Infer, shape=Inferred, forms=(JSON, BINARY)
+        ),
+    )
 
 
 SURFACE = Surface(
@@ -409,15 +491,8 @@ SURFACE = Surface(
             shape=Ready,
             at_root=Probe(content={"ready": True}),
         ),
-        Endpoint(path="/v2/models/{model}", answer=metadata, method="GET", shape=Metadata),
-        Endpoint(path="/v2/models/{model}/ready", answer=ready, method="GET", shape=Ready),
-        Endpoint(
-            path="/v2/models/{model}/infer",
-            answer=infer,
-            body=Infer,
-            shape=Inferred,
-            forms=(JSON, BINARY),
-        ),
+        *_of_model("/v2/models/{model}"),
+        *_of_model("/v2/models/{model}/versions/{version}"),
     ),
     refuse=refuse,
     error=InferError,

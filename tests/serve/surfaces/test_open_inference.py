@@ -1,6 +1,7 @@
 """`tritonclient` and plain requests of the Open Inference Protocol against a live server."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 
 from bert_core.predictor import Predictor
+from serve import api
+from serve.slot import Slot
+from tests.serve import live
 
 TEXTS = ["Parse a string.", "Öffne einen Socket.", ""]
 
@@ -97,11 +101,61 @@ def test_entities_come_as_json(client: Any, bundles: dict[str, Path]) -> None:
     assert [each["word"] for each in json.loads(entities)] == [each["word"] for each in wanted]
 
 
-def test_mlservers_name_of_the_only_text_is_taken(front: str) -> None:
-    body = {"inputs": [{"name": "args", "shape": [1], "datatype": "BYTES", "data": ["a fox"]}]}
+def of_mlserver(made_of: str, **columns: list[str]) -> dict[str, Any]:
+    """A request as codecs of MLServer 1.7.1 encode it: for strings (`str`), for frames (`pd`)."""
+    tensors = [
+        {"name": name.replace("_1", "-1"), "shape": [len(texts), 1], "datatype": "BYTES",
+         "parameters": {"content_type": "str"}, "data": texts}
+        for name, texts in columns.items()
+    ]  # fmt: skip
+    return {"parameters": {"content_type": made_of}, "inputs": tensors}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        of_mlserver("str", input_1=TEXTS),
+        of_mlserver("pd", text=TEXTS),
+        {"inputs": [{"name": "args", "shape": [3], "datatype": "BYTES", "data": TEXTS}]},
+        {"inputs": [{"name": "input-0", "shape": [3], "datatype": "BYTES", "data": TEXTS}]},
+    ],
+)
+def test_mlservers_and_kserves_requests_are_answered(
+    front: str, bundles: dict[str, Path], body: dict[str, Any]
+) -> None:
+    wanted = Predictor(bundles["text-classification"], device="cpu").predict(TEXTS)
     response = httpx.post(f"{front}/v2/models/text-classification/infer", json=body, timeout=30)
-    assert response.status_code == 200
-    assert {each["name"] for each in response.json()["outputs"]} == {"label", "score"}
+    assert response.status_code == 200, response.text
+    outputs = {each["name"]: each["data"] for each in response.json()["outputs"]}
+    assert outputs["label"] == [each[0]["label"] for each in wanted]
+
+
+def test_a_frame_of_two_columns_is_a_pair_per_row(front: str, bundles: dict[str, Path]) -> None:
+    body = of_mlserver("pd", text=TEXTS[:2], text_pair=TEXTS[1:])
+    rows = [{"text": a, "text_pair": b} for a, b in pairwise(TEXTS)]
+    wanted = Predictor(bundles["text-ranking"], device="cpu").predict(rows)
+    response = httpx.post(f"{front}/v2/models/text-ranking/infer", json=body, timeout=30)
+    [scores] = response.json()["outputs"]
+    np.testing.assert_allclose(scores["data"], [each["score"] for each in wanted], atol=1e-6)
+
+
+def test_the_version_that_is_listed_answers_and_others_are_not_found(client: Any) -> None:
+    from tritonclient.utils import InferenceServerException
+
+    name, inputs = "text-classification", [tensor("text", ["a"], binary=True)]
+    [version] = client.get_model_metadata(name)["versions"]
+    assert client.is_model_ready(name, version)
+    assert client.get_model_metadata(name, version) == client.get_model_metadata(name)
+    answer = client.infer(name, inputs, model_version=version)
+    assert answer.get_response()["model_version"] == version
+    assert not client.is_model_ready(name, "2")
+    for ask in (
+        lambda: client.get_model_metadata(name, "2"),
+        lambda: client.infer(name, inputs, model_version="2"),
+    ):
+        with pytest.raises(InferenceServerException, match="no version '2' of text-class") as told:
+            ask()
+        assert told.value.status() == "404"
 
 
 @pytest.mark.parametrize(
@@ -113,6 +167,14 @@ def test_mlservers_name_of_the_only_text_is_taken(front: str) -> None:
         ({"shape": [-1]}, "wanted at least one text, and as many as the shape [-1] says"),
         ({"data": [7]}, "wanted texts as data"),
         ({"data": [["a"]]}, "wanted texts as data"),
+        (
+            {"parameters": {"content_type": "base64"}},
+            """inputs.0.parameters.content_type: wanted 'str', got text ("base64")""",
+        ),
+        (
+            {"parameters": {"shared_memory_region": "a"}},
+            "inputs.0.parameters: wanted some of binary_data_size, content_type, got",
+        ),
         (
             {"shape": [2**62, 4], "data": []},
             "and as many as the shape [4611686018427387904, 4] says",
@@ -179,6 +241,28 @@ def test_what_was_cut_is_a_parameter_of_the_answer(client: Any) -> None:
     assert (
         "parameters" not in client.infer(name, [tensor("text", ["a"], binary=True)]).get_response()
     )
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (["vector", "vector"], "outputs: wanted different names, got 'vector' 2 times"),
+        (["vector"] * 50_000, "outputs: wanted different names, got 'vector' 50000 times"),
+        (["vectors"], "outputs: wanted one of vector, got 'vectors' (did you mean vector?)"),
+    ],
+)
+def test_an_output_that_is_asked_for_twice_or_unknown_costs_no_pass(
+    bundles: dict[str, Path], outputs: list[str], message: str
+) -> None:
+    """An answer would grow by as much again for each of the times."""
+    text = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+    body = {"inputs": [text], "outputs": [{"name": name} for name in outputs]}
+    model = live.loaded("own", bundles["feature-extraction"])
+    with live.running(api.create_model_app(Slot(model), alone=True)) as url:
+        response = httpx.post(f"{url}/v2/models/own/infer", json=body, timeout=30)
+    assert response.status_code == 400
+    assert message in response.json()["error"]
+    assert model.verdict == "untried"
 
 
 @pytest.mark.parametrize(
