@@ -453,6 +453,16 @@ def list_names(folder: str) -> list[str]:
         return sorted(Path(info.path).name for info in filesystem.get_file_info(selector))
 
 
+def sizes_in(folder: str) -> dict[str, int]:
+    """Size in bytes of every file in `folder`, recursively, by its path inside it."""
+    filesystem, inner = filesystem_of(folder)
+    selector = fs.FileSelector(inner, recursive=True, allow_not_found=True)
+    with reading(folder):
+        entries = filesystem.get_file_info(selector)
+    start = len(inner.rstrip("/")) + 1
+    return {entry.path[start:]: entry.size for entry in entries if entry.type == fs.FileType.File}
+
+
 def find_files(pattern: str) -> list[str]:
     """The files that a path, a folder (searched recursively) or a glob names, sorted.
 

@@ -199,7 +199,8 @@ def _train_trial(
         if each.digest != digests[each.name]:
             raise RaybertError(
                 f"{each.source}: wanted the same contents for every trial, it has changed since "
-                "the sweep began: run the same command again, which starts over"
+                "the sweep began: put the old contents back and run the same command again, give "
+                "another output, or --force to start over"
             )
     finetune.run(trial, watch)
 

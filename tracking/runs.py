@@ -15,12 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from bert_core import files
 from bert_core.errors import RaybertError
 from tracking.mirror import Mirror, fetch_newer, read_copy
 from tracking.sender import FILES, Sender
-from tracking.server import settle_environment, without_password
+from tracking.server import connect, settle_environment, without_password
 from tracking.server import tracking_uri as tracking_uri
-from tracking.spool import Run, Spool, read_run
+from tracking.spool import METRICS, RUN, SENT, Run, Spool, await_release, read_run
 
 logger = logging.getLogger(__name__)
 
@@ -311,3 +312,36 @@ def finish_run(
         return None
     settle_environment()
     return RunRecorder(spool, uri, copy).close("FINISHED", timeout_s)
+
+
+def discard_run(folder: str | Path, *, uri: str, copy: str | None = None) -> bool:
+    """Remove the run of a start that recorded no step, from MLflow and from the folder.
+
+    Args:
+        copy: as of `RunRecorder.open`.
+    Returns: whether no run is left; one that has steps stays, and one that MLflow does not give up.
+    """
+    folder = Path(folder)
+    run = read_run(folder) if copy is None else read_copy(copy)
+    if run is None:
+        return True
+    await_release(folder)
+    if run.tracking_uri != without_password(uri) or _has_steps(folder, copy):
+        return False
+    if run.run_id is not None:
+        try:
+            connect(uri).delete_run(run.run_id)
+        except Exception as error:  # MLflow's own are of many kinds, and none may end the stage
+            logger.debug("the run of %s is not removed: %s", folder, error)
+            return False
+    for name in (METRICS, SENT, RUN):
+        (folder / name).unlink(missing_ok=True)
+    if copy is not None:
+        files.remove(copy)
+    return True
+
+
+def _has_steps(folder: Path, copy: str | None) -> bool:
+    if copy is not None:
+        return files.size_bytes(files.join(copy, METRICS)) > 0
+    return (folder / METRICS).stat().st_size > 0

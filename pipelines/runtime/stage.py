@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bert_core import files
 from bert_core.checks import NonNegativeInt, PositiveInt, check_fields
-from bert_core.errors import ConfigError, RaybertError
+from bert_core.errors import ConfigError, CorpusError, FormatError, InputError, RaybertError
 from bert_core.manifest import (
     BUNDLE,
     NAME,
@@ -46,10 +46,11 @@ from pipelines.runtime.description import (
 )
 from pipelines.runtime.progress import say
 from pipelines.runtime.storage_checks import PROBE
+from pipelines.runtime.unfinished import check_nothing_is_lost, check_whole, difference, saved_work
 from tracking.cache import cache_folder
 from tracking.mirror import RECORD
 from tracking.page import RESULT
-from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, Status, finish_run
+from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, Status, discard_run, finish_run
 from tracking.server import tracking_uri, without_password
 from tracking.spool import await_release, read_run
 from tracking.story import result
@@ -62,6 +63,9 @@ INPUT = {"input": True}
 REMARK = {"remark": True}
 """Metadata of a config field that affects only how the output is described, or how the run is
 watched."""
+
+MISTAKES = (ConfigError, CorpusError, FormatError, InputError)
+"""What is wrong with a command or its inputs: a start that these end is refused, not failed."""
 
 GIT_TIMEOUT_S = 5.0
 """How long git may take to name the commit, on a busy machine or a slow disk."""
@@ -284,8 +288,7 @@ def run_stage(
         if (done := _done(stage, config, determining, digests)) is not None:
             return done
         files.abort_uploads(config.output)
-        from_hub = {item.asked: item.source for item in inputs if item.asked}
-        _clear_what_others_left(config, stage, digest, from_hub, inputs)
+        _clear_what_others_left(config, stage, digest, determining, inputs)
         uri = without_password(tracking_uri(config.tracking_uri))
         cards = cards_behind([item.source for item in inputs], uri)
         began = time.time()
@@ -300,7 +303,8 @@ def run_stage(
         except BaseException as error:
             if held.lost is None:
                 files.abort_uploads(config.output)  # workers were ended in the middle of them
-                _end_run(stage, config, error)
+                if not (isinstance(error, MISTAKES) and _leaves_no_run(config)):
+                    _end_run(stage, config, error)
             raise
         manifest = Manifest(
             stage=stage,
@@ -339,14 +343,22 @@ def _done(
         return None
     done = read_manifest(config.output)
     if done.digest == stage_digest(stage, determining, dict(inputs)):
+        check_whole(config.output, done)
         say(f"{stage}: {config.output} already exists, made with the same settings: skipped")
         finish_run(
             config.local_folder, uri=tracking_uri(config.tracking_uri), copy=config.record_copy
         )
         return done
+    how = difference(
+        stage,
+        determining,
+        inputs,
+        then_stage=done.stage,
+        then_config=done.config,
+        then_inputs=done.inputs,
+    )
     raise ConfigError(
-        f"{config.output} holds a finished `{done.stage}` "
-        f"{_difference(done, stage, determining, inputs)}: "
+        f"{config.output} holds a finished `{done.stage}` {how}: "
         "give another output, or --force to make it again"
     )
 
@@ -375,6 +387,13 @@ def _input_paths(config: Any) -> Iterator[tuple[str, str]]:
             for path in [value] if isinstance(value, str) else values:
                 if not path.startswith("models:"):
                     yield field.name, path
+
+
+def _leaves_no_run(config: StageConfig) -> bool:
+    """Remove the run of a start that was refused before it made or recorded anything."""
+    return not saved_work(config.output) and discard_run(
+        config.local_folder, uri=tracking_uri(config.tracking_uri), copy=config.record_copy
+    )
 
 
 def _open_run(
@@ -455,20 +474,6 @@ def _end_run(
             say(f"{stage}: how the run ended ({status}) is not recorded: {error}")
 
 
-def _difference(
-    done: Manifest, stage: str, config: dict[str, Any], inputs: Mapping[str, str]
-) -> str:
-    if done.stage != stage:
-        return f"and this is `{stage}`"
-    differs = dict.fromkeys(  # a set of rows has settings and a digest
-        name
-        for then, now in ((done.config, config), (done.inputs, inputs))
-        for name in sorted({*then, *now})
-        if then.get(name) != now.get(name)
-    )
-    return f"made with another {', '.join(differs) or 'format'}"
-
-
 def _present(output: str) -> list[str]:
     """Names in the output, but for those of its lease and of probes, which are gone in a moment."""
     names = files.list_names(output)
@@ -488,16 +493,24 @@ def _clear_what_others_left(
     config: StageConfig,
     stage: str,
     digest: str,
-    from_hub: dict[str, str],
+    determining: dict[str, Any],
     inputs: Sequence[DatasetInput],
 ) -> None:
-    """Empty the output, unless it is from a killed run of the same digest, which can resume."""
+    """Empty the output, unless it is from a killed run of the same digest, which can resume.
+
+    Raises: ConfigError if that would lose what an unfinished run has saved.
+    """
     marker = files.join(config.output, STARTED)
     present = _present(config.output)
     started = files.read_json(marker) if STARTED in present else None
-    if started is not None and started["digest"] == digest and not config.force:
-        say(f"{stage}: resuming the earlier run of {config.output}")
-        return
+    digests = {item.name: item.digest for item in inputs}
+    if started is not None and NAME not in present:
+        if started["digest"] == digest and not config.force:
+            say(f"{stage}: resuming the earlier run of {config.output}")
+            return
+        if not config.force:
+            check_nothing_is_lost(config.output, stage, determining, digests, started)
+        _leaves_no_run(config)
     await_release(config.local_folder)
     if present:
         forget_origins()
@@ -510,7 +523,10 @@ def _clear_what_others_left(
         "digest": digest,
         "command": stage_command(stage, config),
         "sources": {each.name: without_secrets(each.source) for each in inputs},
+        "config": determining,
+        "inputs": digests,
     }
+    from_hub = {item.asked: item.source for item in inputs if item.asked}
     files.write_json(marker, note | ({"hub": from_hub} if from_hub else {}))
 
 

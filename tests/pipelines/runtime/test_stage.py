@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bert_core import files
-from bert_core.errors import ConfigError, CorpusError, ResourceError
+from bert_core.errors import ConfigError, ResourceError
 from bert_core.files import read_json
 from bert_core.manifest import Output, is_complete, read_manifest
 from pipelines.corpus.config import CorpusConfig
@@ -23,6 +23,7 @@ from pipelines.runtime import lease, stage
 from pipelines.runtime.description import STARTED
 from pipelines.runtime.stage import (
     INPUT,
+    MISTAKES,
     Result,
     StageConfig,
     _input_paths,
@@ -91,7 +92,9 @@ def test_other_settings_or_inputs_are_refused_and_named_and_the_result_is_untouc
     config: CopyConfig,
 ) -> None:
     run(config, [])
-    with pytest.raises(ConfigError, match=r"made with another times: give another output, or --fo"):
+    with pytest.raises(
+        ConfigError, match=r"another times \(1, now 2\): give another output, or --fo"
+    ):
         run(replace(config, times=2), [])
     with pytest.raises(ConfigError, match="made with another source"):
         run(config, [], digest="d2")
@@ -183,45 +186,81 @@ def test_a_folder_that_raybert_did_not_write_is_left_alone(config: CopyConfig) -
     assert Path(config.output, "thesis.tex").read_text() == "years of work"
 
 
-def test_a_killed_run_goes_on_in_its_folder_and_one_of_other_settings_starts_over(
-    config: CopyConfig,
-) -> None:
-    def killed(digest: str) -> Result:
-        Path(config.output, "half").write_text("done")
-        raise KeyboardInterrupt
+def left_by(config: CopyConfig, reason: BaseException, *, half: bool) -> None:
+    """Have a run end early, and leave a half of its work, or nothing."""
 
-    source = [DatasetInput("source", "d1", "a")]
-    with pytest.raises(KeyboardInterrupt):
-        run_stage("copy", config, source, killed)
-    seen: list[bool] = []
+    def ended(digest: str) -> Result:
+        if half:
+            Path(config.output, "half").write_text("done")
+        raise reason
 
-    def work(digest: str) -> Result:
-        seen.append(Path(config.output, "half").exists())
-        return Result(outputs={}, counts={})
-
-    run_stage("copy", config, source, work)
-    Path(config.output, "manifest.json").unlink()
-    run_stage("copy", replace(config, times=3), source, work)
-    assert seen == [True, False]
+    with pytest.raises(type(reason)):
+        run_stage("copy", config, [DatasetInput("source", "d1", "a")], ended)
 
 
-def test_a_failed_run_says_why_until_it_goes_on(config: CopyConfig) -> None:
+def runs_of(config: CopyConfig) -> "list[Run]":
     import mlflow
 
-    def failing(digest: str) -> Result:
-        raise CorpusError("a.csv: wanted a column")
+    client = mlflow.MlflowClient(config.tracking_uri)
+    experiment = client.get_experiment_by_name(config.experiment)
+    return [] if experiment is None else client.search_runs([experiment.experiment_id])
 
-    def recorded() -> "Run":
-        run_id = read_json(f"{config.output}/mlflow_run.json")["run_id"]
-        return mlflow.MlflowClient(config.tracking_uri).get_run(run_id)
 
-    with pytest.raises(CorpusError):
-        run_stage("copy", config, [DatasetInput("source", "d1", "a")], failing)
-    failed = recorded()
-    assert failed.info.status == "FAILED"
-    assert failed.data.tags["result"] == "failed: a.csv: wanted a column"
+def test_a_killed_run_goes_on_in_its_folder(config: CopyConfig) -> None:
+    left_by(config, KeyboardInterrupt(), half=True)
+
+    def work(digest: str) -> Result:
+        assert Path(config.output, "half").exists()
+        return Result(outputs={}, counts={})
+
+    run_stage("copy", config, [DatasetInput("source", "d1", "a")], work)
+
+
+def test_a_start_that_saved_nothing_stands_in_the_way_of_no_other(
+    config: CopyConfig, tmp_path: Path
+) -> None:
+    config = replace(config, experiment=tmp_path.name)
+    left_by(config, KeyboardInterrupt(), half=False)
+    assert [one.info.status for one in runs_of(config)] == ["KILLED"]
+    run(replace(config, times=3), [])
+    assert [one.data.params["times"] for one in runs_of(config)] == ["3"]
+
+
+def test_what_an_older_start_saved_is_kept_though_it_did_not_note_its_settings(
+    config: CopyConfig,
+) -> None:
+    left_by(config, KeyboardInterrupt(), half=True)
+    marker = Path(config.output, STARTED)
+    older = {k: v for k, v in read_json(str(marker)).items() if k not in ("config", "inputs")}
+    marker.write_text(json.dumps(older))
+    with pytest.raises(
+        ConfigError, match=r"made otherwise, by `raybert copy .*`; it has saved 1 file"
+    ):
+        run(replace(config, times=3), [])
+    assert Path(config.output, "half").exists()
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_refused_start_is_no_run_unless_it_has_saved_something(
+    kind: type[Exception], config: CopyConfig, tmp_path: Path
+) -> None:
+    config = replace(config, experiment=tmp_path.name)
+    left_by(config, kind("a.csv: wanted a column"), half=False)
+    assert runs_of(config) == []
+    left_by(config, kind("a.csv: wanted a column"), half=True)
+    assert [one.info.status for one in runs_of(config)] == ["FAILED"]
     run(config, [])
-    finished = recorded()
+    assert [one.info.status for one in runs_of(config)] == ["FINISHED"]
+
+
+def test_a_failed_run_says_why_until_it_goes_on(config: CopyConfig, tmp_path: Path) -> None:
+    config = replace(config, experiment=tmp_path.name)
+    left_by(config, ResourceError("a.csv: wanted a disk"), half=False)
+    [failed] = runs_of(config)
+    assert failed.info.status == "FAILED"
+    assert failed.data.tags["result"] == "failed: a.csv: wanted a disk"
+    run(config, [])
+    [finished] = runs_of(config)
     assert (finished.info.run_id, finished.info.status) == (failed.info.run_id, "FINISHED")
     assert finished.data.tags["result"] == ""
 
