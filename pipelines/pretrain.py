@@ -73,6 +73,11 @@ class PhaseConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="then.")
+        if self.warmup_steps and self.lr is None:
+            raise ConfigError(
+                "then.warmup_steps: wanted then.lr with it, the peak of a separate schedule, got "
+                f"{self.warmup_steps} alone: give then.lr, or leave it out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +112,7 @@ class PretrainConfig(TrainingConfig):
     beginning and the end."""
     held_out_rows: PositiveInt = 8192
     """Maximum number of held-out rows to measure the model on."""
-    loop: LoopConfig = field(default_factory=lambda: LoopConfig(max_steps=1_000_000))
+    loop: LoopConfig = field(default_factory=LoopConfig)
     """Length, precision and seed."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Optimizer and peak learning rate."""
@@ -144,6 +149,19 @@ class PretrainConfig(TrainingConfig):
                 f"then.steps: wanted fewer than loop.max_steps = {self.loop.max_steps}, the steps "
                 f"of the whole run, got {self.then.steps}"
             )
+        self.schedule.check_warmup(self.schedule_steps)
+        if self.then is not None and self.then.lr is not None:
+            self._separate(self.then).check_warmup(self.then.steps, name="then.warmup_steps")
+
+    @property
+    def schedule_steps(self) -> int:
+        """The steps of `schedule`: all, or those before a phase that has one of its own."""
+        separate = self.then is not None and self.then.lr is not None
+        return self.phases[0].steps if separate else self.loop.max_steps
+
+    def _separate(self, then: PhaseConfig) -> ScheduleConfig:
+        """The separate schedule of a phase."""
+        return replace(self.schedule, warmup_steps=then.warmup_steps)
 
     @property
     def phases(self) -> "list[Phase]":
@@ -158,14 +176,10 @@ class PretrainConfig(TrainingConfig):
 
     def learning_rate(self, step: float) -> float:
         """The learning rate of a step, counted from 0."""
-        then, steps, schedule = self.then, self.loop.max_steps, self.schedule
-        if then is None or then.lr is None:
-            return self.optimizer.lr * schedule.factor(step, steps)
-        first = steps - then.steps
-        if step < first:
-            return self.optimizer.lr * schedule.factor(step, first)
-        separate = replace(schedule, warmup_steps=then.warmup_steps)
-        return then.lr * separate.factor(step - first, then.steps)
+        then, first = self.then, self.schedule_steps
+        if then is None or then.lr is None or step < first:
+            return self.optimizer.lr * self.schedule.factor(step, first)
+        return then.lr * self._separate(then).factor(step - first, then.steps)
 
     def encoder(self, tokenizer: Tokenizer, parent: "Bundle | None") -> EncoderConfig:
         """The variant with this vocabulary, or the encoder of `parent`; dropout as configured."""
@@ -310,7 +324,29 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
         f"(unigram baseline {counts[names.UNIGRAM_LOSS]:.3f}), "
         f"bundle in {files.join(config.output, BUNDLE)}"
     )
+    if little := learnt_little(
+        config, fresh[MLM_LOSS], trained[MLM_LOSS], counts[names.UNIGRAM_LOSS]
+    ):
+        say(f"pretrain: {little}")
     return finished(config, "pretrain", outputs, counts)
+
+
+def learnt_little(config: PretrainConfig, before: float, after: float, unigram: float) -> str:
+    """What shows that little was learnt, and what to try; empty if nothing does.
+
+    Args:
+        before: loss of masked words on held-out rows, as `after` and `unigram`, the baseline.
+    """
+    if after >= unigram:
+        why = f"word frequencies alone have a loss of {unigram:.3f}"
+    elif before - after < 0.001 * before:
+        why = f"the loss began at {before:.3f}"
+    else:
+        return ""
+    return (
+        f"{why}, so little was learnt: try more steps than {config.loop.max_steps:,} "
+        f"(--loop.max_steps), or a higher peak than {config.optimizer.lr:g} (--optimizer.lr)"
+    )
 
 
 def _data(phases: Sequence[Phase], tokenizer: Tokenizer) -> list[dict[str, Any]]:

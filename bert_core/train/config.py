@@ -62,8 +62,9 @@ class OptimizerConfig:
 class ScheduleConfig:
     """The learning-rate schedule. Defaults: Devlin et al. 2019, appendix A.2."""
 
-    warmup_steps: NonNegativeInt = 10_000
-    """Steps in which the learning rate rises linearly from 0 to its peak."""
+    warmup_steps: NonNegativeInt | None = None
+    """Steps in which the learning rate rises linearly from 0 to its peak; by default a hundredth of
+    the schedule's (10,000 of 1,000,000 in the paper)."""
     decay: Decay = "linear"
     """Schedule after the warmup: `linear` falls to 0 after the last step, `cosine` falls along a
     half cosine (Loshchilov and Hutter 2017), `constant` stays at the peak."""
@@ -74,17 +75,31 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         check_fields(self, prefix="schedule.")
 
+    def check_warmup(self, max_steps: int, *, name: str = "schedule.warmup_steps") -> None:
+        """Raises: ConfigError if a schedule of `max_steps` would end before its peak."""
+        if self.warmup_steps is not None and self.warmup_steps >= max_steps:
+            raise ConfigError(
+                f"{name}: wanted fewer than the {max_steps:,} steps of its schedule, so that the "
+                f"learning rate reaches its peak and falls, got {self.warmup_steps:,}: lower it, "
+                "or train for more steps"
+            )
+
+    def warmup(self, max_steps: int) -> int:
+        """The steps of the warm-up in a schedule of `max_steps`."""
+        return round(max_steps / 100) if self.warmup_steps is None else self.warmup_steps
+
     def learning_rate(self, peak: float, max_steps: int) -> Callable[[float], float]:
         """The learning rate as a function of the step, counted from 0, for a run of `max_steps`."""
         return lambda step: peak * self.factor(step, max_steps)
 
     def factor(self, step: float, max_steps: int) -> float:
         """The share of the peak learning rate at `step`, counted from 0."""
-        if step < self.warmup_steps:
-            return min(1.0, (step + 1) / self.warmup_steps)
+        warmup = self.warmup(max_steps)
+        if step < warmup:
+            return min(1.0, (step + 1) / warmup)
         if self.decay == "constant":
             return 1.0
-        falling = self.decay_share * (max_steps - self.warmup_steps)
+        falling = self.decay_share * (max_steps - warmup)
         left = min(1.0, max(0.0, (max_steps - step) / max(1, falling)))
         return left if self.decay == "linear" else 0.5 - 0.5 * math.cos(math.pi * left)
 
@@ -93,7 +108,7 @@ class ScheduleConfig:
 class LoopConfig:
     """Settings of the training loop."""
 
-    max_steps: PositiveInt
+    max_steps: PositiveInt = 1_000_000
     """Total number of optimizer steps."""
     max_hours: PositiveFinite | None = None
     """Wall-clock limit in hours. Where the hours are further along than the steps, the schedule

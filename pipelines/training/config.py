@@ -12,7 +12,6 @@ from bert_core.checks import (
     PositiveInt,
     PositiveShare,
     Range,
-    Share,
     ShareBelowOne,
 )
 from bert_core.errors import ConfigError
@@ -134,7 +133,7 @@ class LabelledTrainingConfig(TrainingConfig):
     """Passes over the training rows, or over all their windows."""
     lr: PositiveFloat = 5e-5
     """Peak learning rate."""
-    warmup_share: Share = 0.1
+    warmup_share: ShareBelowOne = 0.1
     """Share of the steps over which the learning rate warms up."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay of weight matrices."""

@@ -563,7 +563,7 @@ def test_settings_out_of_range_are_refused(small: Any) -> None:
         ({"epochs": math.inf}, "epochs: wanted above 0 and finite, got inf"),
         ({"seeds": (1, 1)}, "seeds: wanted different numbers"),
         ({"lr": -1.0}, "lr: wanted above 0, got -1"),
-        ({"warmup_share": 2.0}, "warmup_share: wanted 0 to 1, got 2"),
+        ({"warmup_share": 2.0}, "warmup_share: wanted at least 0 and below 1, got 2"),
         ({"rows_per_class": 0}, "rows_per_class: wanted at least 1, got 0"),
         ({"max_length": 4}, "max_length: wanted at least 8, got 4"),
         ({"batch_size": 0}, "batch_size: wanted at least 1, got 0"),

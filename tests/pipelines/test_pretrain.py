@@ -17,9 +17,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from bert_core.errors import ConfigError, FormatError
-from bert_core.train.config import LoopConfig, OptimizerConfig
+from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines import prepare, pretrain, vocab
-from pipelines.pretrain import PhaseConfig, PretrainConfig
+from pipelines.pretrain import PhaseConfig, PretrainConfig, learnt_little
 from pipelines.training import driver
 from pipelines.training.records import read_records, record_all
 from tests import processes
@@ -574,3 +574,36 @@ def test_settings_out_of_range_are_refused(small: Any) -> None:
             replace(small.pretrain(Path("x")), **change)
     with pytest.raises(ConfigError, match="max_steps: wanted at least 1, got 0"):
         LoopConfig(max_steps=0)
+
+
+def test_a_warm_up_that_takes_the_whole_schedule_is_refused(small: Any) -> None:
+    config = small.pretrain(Path("x"), steps=10)
+    then = PhaseConfig(shards="y", steps=4, lr=1e-4, warmup_steps=3)
+    message = r"schedule\.warmup_steps: wanted fewer than the 10 steps of its schedule.*, got 10: "
+    with pytest.raises(ConfigError, match=message):
+        replace(config, schedule=ScheduleConfig(warmup_steps=10))
+    almost = replace(config, schedule=ScheduleConfig(warmup_steps=6))
+    with pytest.raises(ConfigError, match=r"schedule\.warmup_steps: wanted fewer than the 6 steps"):
+        replace(almost, then=then)
+    assert replace(almost, then=PhaseConfig(shards="y", steps=4)).learning_rate(5) == 1e-3
+    with pytest.raises(ConfigError, match=r"then\.warmup_steps: wanted fewer than the 3 steps"):
+        replace(config, then=replace(then, steps=3))
+    with pytest.raises(ConfigError, match=r"then\.warmup_steps: wanted then\.lr with it"):
+        replace(then, lr=None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "unigram", "why"),
+    [
+        (8.734, 8.709, 6.497, "word frequencies alone have a loss of 6.497, so little was learnt"),
+        (6.538, 6.538, 6.6, "the loss began at 6.538, so little was learnt"),
+        (8.7, 4.2, 6.5, ""),
+        (2.10, 2.05, 6.5, ""),
+    ],
+)
+def test_a_run_that_learnt_little_says_so(
+    small: Any, before: float, after: float, unigram: float, why: str
+) -> None:
+    line = learnt_little(small.pretrain(Path("x")), before, after, unigram)
+    assert line.startswith(why)
+    assert bool(line) == bool(why)

@@ -58,7 +58,16 @@ def test_defaults_are_those_of_the_paper() -> None:
     optimizer = OptimizerConfig()  # Devlin et al. 2019, appendix A.2
     assert (optimizer.lr, optimizer.weight_decay) == (1e-4, 0.01)
     assert (optimizer.beta1, optimizer.beta2) == (0.9, 0.999)
-    assert ScheduleConfig() == ScheduleConfig(warmup_steps=10_000, decay="linear")
+    assert ScheduleConfig().warmup(LoopConfig().max_steps) == 10_000  # of 1,000,000 steps
+    assert ScheduleConfig().decay == "linear"
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(10, 0), (200, 2), (10_000, 100)])
+def test_by_default_a_hundredth_of_the_steps_warms_up(steps: int, warmup: int) -> None:
+    whole = factors(ScheduleConfig(), steps)
+    assert whole == factors(ScheduleConfig(warmup_steps=warmup), steps)
+    assert whole.index(max(whole)) == max(0, warmup - 1)
+    assert whole[-1] < 0.15, "it has fallen again by the end"
 
 
 @pytest.mark.parametrize(
