@@ -1,6 +1,7 @@
 """Cohere's and Jina's reranking and embedding, as their clients and Open WebUI call them.
 
-`return_documents` is Jina's; Cohere's clients ignore what it adds.
+`return_documents` is Jina's and that of Cohere's first API. Cohere does not say how its `int8` come
+about: here each vector is scaled by its own largest number, so that cosines are kept, lengths not.
 """
 
 import uuid
@@ -13,6 +14,7 @@ from fastapi import Response
 
 from serve.answers import Answered
 from serve.errors import RequestError
+from serve.limits import check_count, check_numbers
 from serve.surfaces import vectors
 from serve.surfaces.base import (
     Body,
@@ -23,6 +25,7 @@ from serve.surfaces.base import (
     Surface,
     Texts,
     as_bad_request,
+    check_distinct,
 )
 from serve.surfaces.tei import RANKING, best_first, ranked
 from serve.surfaces.vectors import EVEN, VECTORS, vectors_of
@@ -30,11 +33,13 @@ from serve.surfaces.vectors import EVEN, VECTORS, vectors_of
 PROMPTS = {"search_query": "query", "search_document": "document"}
 """Cohere's `input_type` → name of a sentence-transformers prompt."""
 
-EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
+EmbeddingType = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 
 
 class Document(Body):
-    """A document."""
+    """A document: its text, and fields that are only sent back."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
 
     text: str
 
@@ -45,21 +50,39 @@ class Rerank(Body):
     query: str
     documents: Annotated[list[str | Document], pydantic.Field(min_length=1)]
     top_n: Count | None = None
-    return_documents: bool = False
+    return_documents: bool | None = None
     truncation: bool = True
+    max_tokens_per_doc: Count | None = None
+    rank_fields: list[Literal["text"]] | None = None
+    max_chunks_per_doc: Literal[1] | None = None
     model: Ignored = None
     user: Ignored = None
     priority: Ignored = None
 
 
+class Part(Body):
+    """A part of what is embedded: a text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Parted(Body):
+    """What is embedded, as a list of parts, which is one text here."""
+
+    content: Annotated[list[Part], pydantic.Field(min_length=1, max_length=1)]
+
+
 class Embed(Body):
     """Cohere's request for embeddings."""
 
-    texts: Texts
+    texts: Texts | None = None
+    inputs: Annotated[list[Parted], pydantic.Field(min_length=1)] | None = None
     input_type: str | None = None
     embedding_types: list[EmbeddingType] | None = None
     output_dimension: Count | None = None
-    truncate: Literal["NONE", "START", "END"] = "END"
+    max_tokens: Count | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
     model: Ignored = None
     priority: Ignored = None
 
@@ -70,7 +93,7 @@ class Result:
 
     index: int
     relevance_score: float
-    document: dict[Literal["text"], str] | None = None
+    document: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +112,8 @@ class Embedded:
     """Cohere's answer to a request for embeddings."""
 
     id: str
-    response_type: Literal["embeddings_by_type"]
-    embeddings: dict[EmbeddingType, list[list[float]] | list[str]]
+    response_type: Literal["embeddings_by_type", "embeddings_floats"]
+    embeddings: dict[EmbeddingType, list[list[float]] | list[str]] | list[list[float]]
     texts: list[str]
     meta: dict[str, Any]
 
@@ -98,13 +121,17 @@ class Embedded:
 async def rerank(call: Call) -> Response:
     """The documents by relevance, best first."""
     request = await call.read(Rerank)
-    texts = [item if isinstance(item, str) else item.text for item in request.documents]
+    _check_length(call, "max_tokens_per_doc", request.max_tokens_per_doc)
+    documents = [
+        {"text": item} if isinstance(item, str) else item.model_dump() for item in request.documents
+    ]
+    texts = [document["text"] for document in documents]
     answered = await ranked(call, request.query, texts, {"truncation": request.truncation})
 
     def content() -> dict[str, Any]:
         results = [
             {"index": index, "relevance_score": score}
-            | ({"document": {"text": texts[index]}} if request.return_documents else {})
+            | ({"document": documents[index]} if request.return_documents else {})
             for index, score in best_first(answered)[: request.top_n]
         ]
         return {
@@ -124,34 +151,68 @@ async def rerank(call: Call) -> Response:
 
 async def embed(call: Call) -> Response:
     """One vector per text, in the requested types."""
+    return await _embed(call, "2")
+
+
+async def embed_v1(call: Call) -> Response:
+    """One vector per text, as a list of them unless types are requested."""
+    return await _embed(call, "1")
+
+
+async def _embed(call: Call, version: Literal["1", "2"]) -> Response:
     request = await call.read(Embed)
-    task = call.model.predictor_for(VECTORS).task
-    prompts = getattr(task.chosen, "prompts", None) or {}
+    kinds: list[EmbeddingType] = request.embedding_types or ["float"]
+    is_plain = version == "1" and not request.embedding_types
+    texts = _texts_of(request)
+    check_count(texts, call.model.limits)
+    check_distinct("embedding_types", kinds)
+    _check_length(call, "max_tokens", request.max_tokens)
+    predictor = call.model.predictor_for(VECTORS)
+    size = request.output_dimension or predictor.bundle.encoder_config.hidden_size
+    check_numbers(len(texts) * size * len(kinds), call.model.limits)
+    prompts = getattr(predictor.task.chosen, "prompts", None) or {}
     prompt = PROMPTS.get(request.input_type or "")
     values = {
-        "truncate": None if request.truncate == "NONE" else True,
-        "truncation_direction": {"START": "left", "END": "right"}.get(request.truncate),
+        "truncate": request.truncate != "NONE",
+        "truncation_direction": "left" if request.truncate == "START" else "right",
         "dimensions": request.output_dimension,
         "prompt_name": prompt if prompt in prompts else None,
     }
     parameters = call.parameters(VECTORS, values)
-    rows = [{"text": text} for text in request.texts]
 
     def content(answered: Answered) -> dict[str, Any]:
-        kinds = request.embedding_types or ["float"]
+        by_type = {kind: _TYPES[kind](answered.answers) for kind in kinds}
         return {
             "id": str(uuid.uuid4()),
-            "response_type": "embeddings_by_type",
-            "embeddings": {kind: _TYPES[kind](answered.answers) for kind in kinds},
-            "texts": request.texts,
+            "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",
+            "embeddings": by_type["float"] if is_plain else by_type,
+            "texts": texts,
             "meta": {
-                "api_version": {"version": "2"},
+                "api_version": {"version": version},
                 "billed_units": {"input_tokens": answered.tokens},
-                **_warnings(answered, "texts"),
+                **_warnings(answered, "texts" if request.texts else "inputs"),
             },
         }
 
-    return await vectors.embed(call, rows, parameters, content)
+    return await vectors.embed(call, [{"text": text} for text in texts], parameters, content)
+
+
+def _texts_of(request: Embed) -> list[str]:
+    """Raises: RequestError for neither texts nor inputs, or for both."""
+    if (request.texts is None) == (request.inputs is None):
+        got = "both" if request.texts else "neither"
+        raise RequestError(f"the body: wanted one of texts, inputs, got {got}")
+    return request.texts or [each.content[0].text for each in request.inputs or []]
+
+
+def _check_length(call: Call, name: str, tokens: int | None) -> None:
+    """Raises: RequestError if texts are to be cut at fewer tokens than the model reads."""
+    longest = call.model.predictor.max_length
+    if tokens is not None and tokens < longest:
+        raise RequestError(
+            f"{name}: wanted at least {longest}, the tokens that {call.model.name} reads, since a "
+            f"text is cut there and nowhere else, got {tokens}: leave it out, or send shorter texts"
+        )
 
 
 def _warnings(answered: Answered, name: str) -> dict[str, list[str]]:
@@ -173,9 +234,18 @@ def _signs(answers: list[str]) -> np.ndarray:
     return np.packbits(vectors_of(answers) > 0, axis=-1)
 
 
-_TYPES: dict[str, Any] = {  # from answers in base64
+def _scaled(answers: list[str]) -> np.ndarray:
+    """Each vector as whole numbers, of which its largest is 127 or -127: (texts, size)."""
+    numbers = vectors_of(answers)
+    largest = np.abs(numbers).max(-1, keepdims=True)
+    return np.rint(numbers * (127 / np.maximum(largest, np.finfo(np.float32).tiny))).astype(int)
+
+
+_TYPES: dict[EmbeddingType, Any] = {  # from answers in base64
     "float": vectors_of,
     "base64": lambda answers: answers,
+    "int8": lambda answers: _scaled(answers).tolist(),
+    "uint8": lambda answers: (_scaled(answers) + 128).tolist(),
     "ubinary": lambda answers: _signs(answers).tolist(),
     "binary": lambda answers: (_signs(answers).astype(np.int16) - 128).tolist(),
 }
@@ -199,6 +269,9 @@ SURFACE = Surface(
     endpoints=(
         Endpoint(path="/v1/rerank", answer=rerank, task=RANKING, body=Rerank, shape=Reranked),
         Endpoint(path="/v2/rerank", answer=rerank, task=RANKING, body=Rerank, shape=Reranked),
+        Endpoint(
+            path="/v1/embed", answer=embed_v1, task=VECTORS, body=Embed, shape=Embedded, forms=EVEN
+        ),
         Endpoint(
             path="/v2/embed", answer=embed, task=VECTORS, body=Embed, shape=Embedded, forms=EVEN
         ),

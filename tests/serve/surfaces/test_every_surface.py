@@ -153,8 +153,8 @@ def test_a_key_that_there_is_not_is_told_those_of_its_own_object(front: str) -> 
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"]},
                          "parameters": {"trunc": True}},
          'parameters: wanted some of truncate, truncation_direction, '),
-        ("/v2/rerank", {"query": "a", "documents": [{"txt": "a"}]},
-         'documents.0: wanted some of text, got "txt" (did you mean text?)'),
+        ("/v2/embed", {"inputs": [{"content": [{"type": "text", "image_url": "a"}]}]},
+         'inputs.0.content.0: wanted some of type, text, got "image_url"'),
     ):  # fmt: skip
         response = httpx.post(f"{front}{path}", json=body, timeout=30)
         assert message in json.dumps(response.json()).replace('\\"', '"')

@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 
 from bert_core.predictor import Predictor
+from serve import api
+from serve.limits import Limits
+from serve.slot import Slot
+from tests.serve import live
 
 TEXTS = ["Parse a string.", "Open a socket on a port and listen.", "A fox."]
 QUERY = "Open a port."
@@ -45,25 +49,83 @@ def test_coheres_client_reranks(
     )
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the client's own
+@pytest.mark.parametrize("version", [1, 2])
 def test_coheres_client_embeds_in_every_type(
-    front: str, http: httpx.Client, bundles: dict[str, Path]
+    front: str, http: httpx.Client, bundles: dict[str, Path], version: int
 ) -> None:
     import cohere
 
     wanted = np.array(Predictor(bundles["feature-extraction"], device="cpu").predict(TEXTS))
-    client = cohere.ClientV2("none", base_url=front, httpx_client=http)
-    kinds = ["float", "base64", "binary", "ubinary"]
-    answer: Any = client.embed(
-        model="feature-extraction",
-        texts=TEXTS,
-        input_type="search_document",
-        embedding_types=kinds,
-    ).embeddings
+    kind = {1: cohere.Client, 2: cohere.ClientV2}[version]
+    answer: Any = (
+        kind("none", base_url=front, httpx_client=http)
+        .embed(
+            model="feature-extraction",
+            texts=TEXTS,
+            input_type="search_document",
+            embedding_types=["float", "base64", "int8", "uint8", "binary", "ubinary"],
+        )
+        .embeddings
+    )
     np.testing.assert_allclose(answer.float_, wanted, atol=1e-6)
     bits = np.packbits(wanted > 0, axis=1)
     np.testing.assert_array_equal(answer.ubinary, bits)
     np.testing.assert_array_equal(answer.binary, bits.astype(int) - 128)
     assert len(answer.base64) == len(TEXTS)
+    integers = np.array(answer.int8)
+    assert np.abs(integers).max(axis=1).tolist() == [127] * len(TEXTS)
+    np.testing.assert_array_equal(answer.uint8, integers + 128)
+    # A number is off by half a step of 1/127 of the largest at most, so a cosine by little.
+    np.testing.assert_allclose(cosines(integers), cosines(wanted), atol=0.01)
+
+
+def cosines(vectors: np.ndarray) -> np.ndarray:
+    scaled = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return scaled @ scaled.T
+
+
+def test_coheres_first_client_gets_a_list_of_vectors(
+    front: str, http: httpx.Client, bundles: dict[str, Path]
+) -> None:
+    import cohere
+
+    texts = TEXTS * 40  # of which the client sends 96 at once
+    wanted = Predictor(bundles["feature-extraction"], device="cpu").predict(texts)
+    answer = cohere.Client("none", base_url=front, httpx_client=http).embed(
+        model="feature-extraction", texts=texts
+    )
+    assert answer.response_type == "embeddings_floats"
+    np.testing.assert_allclose(answer.embeddings, wanted, atol=1e-6)
+
+
+def test_documents_with_fields_are_sent_back_whole(front: str, http: httpx.Client) -> None:
+    import cohere
+
+    documents: Any = [{"text": text, "id": str(place)} for place, text in enumerate(TEXTS)]
+    answer: Any = cohere.Client("none", base_url=front, httpx_client=http).rerank(
+        model="text-ranking", query=QUERY, documents=documents, return_documents=True
+    )
+    assert [each.document.id for each in answer.results] == [
+        str(each.index) for each in answer.results
+    ]
+
+
+@pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
+def test_a_type_that_is_asked_for_twice_or_too_many_numbers_cost_no_pass(
+    bundles: dict[str, Path], path: str
+) -> None:
+    model = live.loaded("own", bundles["feature-extraction"], limits=Limits(max_numbers=500))
+    with live.running(api.create_model_app(Slot(model), alone=True)) as url:
+        for body, message in (
+            ({"texts": ["a"], "embedding_types": ["float"] * 100_000}, "'float' 100000 times"),
+            ({"texts": ["a"] * 8, "embedding_types": ["float", "int8"]}, "vectors have 512"),
+        ):
+            response = httpx.post(f"{url}{path}", json=body, timeout=30)
+            assert response.status_code == 400
+            assert message in response.json()["message"]
+        assert model.verdict == "untried"
+        assert httpx.post(f"{url}{path}", json={"texts": ["a"] * 8}, timeout=30).status_code == 200
 
 
 def test_what_was_cut_is_a_warning(front: str, http: httpx.Client) -> None:
@@ -111,10 +173,3 @@ def test_errors_are_of_the_clients_classes(front: str, http: httpx.Client) -> No
         client.rerank(model="nothing", query="a", documents=["b"])
     with pytest.raises(cohere.BadRequestError, match="wanted a model for text-ranking"):
         client.rerank(model="fill-mask", query="a", documents=["b"])
-    with pytest.raises(cohere.BadRequestError, match="int8"):
-        client.embed(
-            model="feature-extraction",
-            texts=["a"],
-            input_type="search_query",
-            embedding_types=["int8"],
-        )
