@@ -35,7 +35,7 @@ from bert_core.compression import (
     decompressing,
 )
 from bert_core.errors import ConfigError, CorpusError, RaybertError, ResourceError
-from bert_core.wording import nearest
+from bert_core.wording import closest
 
 CHUNK_BYTES = 1 << 20
 _WEB = re.compile(r"^https?://", re.IGNORECASE)
@@ -482,14 +482,15 @@ def find_files(pattern: str) -> list[str]:
 
 
 def similar(path: str) -> str:
-    """` (did you mean …?)` with a name beside the part of a local path that is not there."""
+    """` (did you mean …?)` with a path beside the part of a local path that is not there."""
     missing = Path(path)
     if is_uri(path) or missing.exists():
         return ""
     while not missing.parent.exists():
         missing = missing.parent
     with suppress(OSError):
-        return nearest(missing.name, os.listdir(missing.parent))
+        if close := closest(missing.name, os.listdir(missing.parent)):
+            return f" (did you mean {missing.parent / close}?)"
     return ""
 
 

@@ -19,10 +19,15 @@ _CREDENTIALS = re.compile(
 )
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean …?)`, or nothing if no known word resembles `word`."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """` (did you mean …?)`, or nothing if no known word resembles `word` as `cutoff` asks for."""
+    close = closest(word, known, cutoff=cutoff)
+    return f" (did you mean {close}?)" if close else ""
+
+
+def closest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
+    """The known word that resembles `word` most; None if none resembles it."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 
 def one_of(choices: Iterable[Any]) -> str:

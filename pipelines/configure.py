@@ -164,6 +164,7 @@ def parser_for(word: str) -> "ArgumentParser":
         parser_mode="toml",
         formatter_class=Formatter,
         default_env=False,
+        allow_abbrev=False,  # `--forc` would be `--force`
     )
     parser.add_argument("--config", action="config", help="TOML file with the fields below")
     parser.add_class_arguments(kind, nested_key=None)

@@ -16,6 +16,7 @@ from bert_core.tasks.guide import docstrings
 from pipelines.cli import EXIT_CODES
 from pipelines.configure import ALL, CONFIGS, STAGES, config_class, parser_for
 from pipelines.runtime.config_errors import alternatives
+from pipelines.runtime.other_names import PEERS, TRAINER
 from serve.config import ModelConfig
 from serve.errors import RequestError
 
@@ -32,6 +33,7 @@ def pages() -> dict[str, str]:
     made[f"{COMMANDS}/index.md"] = "\n".join(_commands())
     made["reference/http.md"] = "\n".join(_http())
     made["reference/metrics.md"] = "\n".join(_metrics())
+    made["reference/transformers.md"] = "\n".join(_transformers())
     return made
 
 
@@ -326,6 +328,21 @@ def _type(schema: dict[str, Any], described: dict[str, Any]) -> str:
     if kind == "array" and "items" in schema:
         return f"list of {_type(schema['items'], described)}"
     return kind if isinstance(kind, str) else " or ".join(kind)
+
+
+def _transformers() -> Iterator[str]:
+    yield "# From transformers' names to ours\n"
+    yield "What the fields of `TrainingArguments` are called here; where stages differ, the first"
+    yield "name is that of `finetune`, the second that of `pretrain`. Who gives a command a name of"
+    yield "the left column is told the one in the middle.\n"
+    for title, names in (("The Trainer", TRAINER), ("Scripts, older versions, peers", PEERS)):
+        rows = [
+            [f"`{name}`", ", ".join(f"`--{flag}`" for flag in ours.flags), ours.note]
+            for name, ours in names.items()
+            if ours.flags[:1] != (name,) or ours.note
+        ]
+        yield f"## {title}\n"
+        yield table(["theirs", "ours", "remark"], rows)
 
 
 def _metrics() -> Iterator[str]:

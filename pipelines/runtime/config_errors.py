@@ -10,7 +10,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bert_core.wording import in_one_line, nearest
+from pipelines.runtime.other_names import ELSEWHERE, Ours
 
+NEVER_MEANT = ("force", "allow_open_cluster")
+"""Names that are not suggested: what they do cannot be taken back."""
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _SEVERAL = {str: 'texts, as in ["a", "b"]', int: "whole numbers, as in [0, 1]"}
 _NUMBERS = "numbers, as in [0.5, 1]"
@@ -33,7 +36,7 @@ def explained(message: str, config: type, prog: str, known: Iterable[str]) -> st
     if unknown is not None:
         return (
             f"{unknown[1]}: wanted a field of this command, there is none with that name"
-            f"{nearest(unknown[1], known)}; `{prog} --help` lists them"
+            f"{_meant(unknown[1], config, known)}; `{prog} --help` lists them"
         )
     names = list(dict.fromkeys(re.findall(r'(?:Parser key "|argument --)([\w.]+)', message)))
     name = ".".join(names)
@@ -51,6 +54,17 @@ def explained(message: str, config: type, prog: str, known: Iterable[str]) -> st
     return (
         problem if table is None else f"{problem}: give them as --{name}.{fields(table)[0].name} …"
     )
+
+
+def _meant(name: str, config: type, known: Iterable[str]) -> str:
+    """What an unknown name may mean: what others call so, or else the nearest name of ours."""
+    ours = ELSEWHERE.get(name.rpartition(".")[2].replace("-", "_"), Ours())
+    flag = next((flag for flag in ours.flags if _hint(config, flag) is not None), None)
+    if flag is not None:
+        return f" (here it is --{flag}{ours.note and f': {ours.note}'})"
+    if ours.note:
+        return f" ({ours.note})"
+    return nearest(name, [each for each in known if each not in NEVER_MEANT], cutoff=0.6)
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:

@@ -660,19 +660,24 @@ def test_a_local_path_with_the_marks_of_a_glob_is_itself_where_it_exists(tmp_pat
     assert files.find_files(str(folder / "what?.txt")) == [str(folder / "what?.txt")]
 
 
-def test_what_is_not_there_is_told_with_what_resembles_it(tmp_path: Path) -> None:
+def test_what_is_not_there_is_told_with_what_resembles_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "questions.csv").touch()
     for missing, told in {
-        "runs/question.csv": " (did you mean questions.csv?)",
-        "rnus/questions.csv": " (did you mean runs?)",
+        "runs/question.csv": f" (did you mean {tmp_path}/runs/questions.csv?)",
+        "rnus/questions.csv": f" (did you mean {tmp_path}/runs?)",
         "runs/questions.csv": "",
         "runs/x": "",
         "runs/questions.csv/train": "",
     }.items():
         assert files.similar(str(tmp_path / missing)) == told
     assert files.similar("s3://bucket/question.csv") == ""
+    monkeypatch.chdir(tmp_path / "runs")
+    assert files.similar("question.csv") == " (did you mean questions.csv?)"
+    assert files.similar("../rnus") == " (did you mean ../runs?)"
     with pytest.raises(
-        CorpusError, match=r"found none \(did you mean questions.csv\?\): check the"
+        CorpusError, match=r"found none \(did you mean .*/runs/questions.csv\?\): check the"
     ):
         files.find_files(str(tmp_path / "runs" / "question.csv"))

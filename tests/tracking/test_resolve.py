@@ -132,7 +132,7 @@ def test_a_registered_bundle_is_found_whatever_its_folder_was_called(
         ("runs/a/nothing", "runs/a/nothing: wanted the folder of a bundle, got nothing there"),
         (
             str(Path(__file__).with_suffix("")),
-            r"got nothing there \(did you mean test_resolve.py\?",
+            r"got nothing there \(did you mean .*/test_resolve.py\?",
         ),
         ("", "wanted the folder of a bundle, got an empty string"),
         (__file__, "test_resolve.py: wanted the folder of a bundle, got a file"),
