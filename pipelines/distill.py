@@ -187,16 +187,16 @@ def _on_labelled_rows(
     options = _options(config, teacher)
     learned = teacher.task is not None and teacher.task.name == config.task and not kind.headless
     known = kind(teacher.task.labels, options) if learned and teacher.task is not None else None
-    task, parts = read_parts(config, kind, options, known)
+    parts = read_parts(config, kind, options, known)
     if known is not None and "max_length" in kind.own_options:
         _tell_other_windows(config.max_length, teacher.task)
     pair = _teacher_student(config, folders)
     student = pair.load_student(teacher)
-    task = task.adapted(student.state)
+    task = parts.task.adapted(student.state)
     pair = replace(pair, task=task)
     pair.build(config.seeds[0])  # fails on a mismatch before workers start
-    new_rows = _augmented(config, folders, task, parts[TRAIN])
-    parts[TRAIN] = parts[TRAIN] + new_rows
+    new_rows = _augmented(config, folders, task, parts.rows[TRAIN])
+    parts.rows[TRAIN] += new_rows
     both = [(teacher, config.teacher), (student, config.variant or config.model)]
     shorter, name = min(both, key=lambda each: each[0].encoder_config.max_length)
     # Either may be without segments, and ignores those of a pair then: the other reads them, as the

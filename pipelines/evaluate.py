@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from bert_core.checks import NonNegativeInt
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.tasks.shapes import Row
-from bert_core.wording import one_of
 from pipelines.answering.predictors import answer_columns, options_text, predict_rows, predictor_of
 from pipelines.corpus.labelled import (
     LabelledConfig,
@@ -36,6 +36,7 @@ from pipelines.runtime.stage import (
     local_outputs,
     run_stage,
 )
+from pipelines.training.selection import metric_in_full
 from tracking.metric_names import TOKENS_PER_S
 from tracking.story import figure
 
@@ -87,7 +88,9 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
             f"metric: wanted one where higher is better, got {config.metric!r}: give another, or "
             "leave it out"
         )
-    rows, broken = labelled_rows(config.held_out, "held_out", task.shapes(task.chosen))
+    checked = partial(task.checked, options=task.chosen, learned=False)
+    read = labelled_rows(config.held_out, "held_out", task.shapes(task.chosen), checked)
+    rows = read.rows
     with rows_of(config.held_out.source):
         baseline = task.baseline(rows)  # first, since it raises on labels unknown to the task
     began = time.monotonic()
@@ -97,12 +100,10 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     seconds = time.monotonic() - began
     columns = task.compare(rows, answers)
     metrics = task.metrics(columns)
-    main = config.metric or task.main_metric(metrics)
-    if main not in metrics:
-        raise ConfigError(f"metric: wanted {one_of(metrics)}, got {main!r}")
+    main = metric_in_full("metric", config.metric or task.main_metric(metrics), metrics)
     ranges = intervals(task.metrics, columns)
     seen = int(predictor.bundle.has_seen(task, rows).sum())
-    remarks = task.remarks(rows) | {CUT: predicted.cut, SEEN: seen}
+    remarks = read.remarks | task.remarks(rows) | {CUT: predicted.cut, SEEN: seen}
     print_remarks("evaluate", remarks, config.held_out.source)
     wrong = task.wrong(columns)
     fit = _reliability(task, rows, answers)
@@ -128,7 +129,7 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
         **{f"baseline_{name}": value for name, value in baseline.items()},
         **({} if fit is None else _calibration(fit)),
         **remarks,
-        BROKEN: broken,
+        BROKEN: read.broken,
         TOKENS_PER_S: predicted.tokens / seconds,
     }
     return Result(outputs=local_outputs(config, paths), counts=counts, artifacts=paths)

@@ -241,7 +241,8 @@ def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[s
     Raises: ConfigError if all were used.
     """
     task = predictor.task
-    rows = read_labelled(source, HELD_OUT, task.shapes(task.chosen))
+    checked = partial(task.checked, options=task.chosen, learned=False)
+    rows = read_labelled(source, HELD_OUT, task.shapes(task.chosen), checked)
     with rows_of(source.source):
         task.baseline(rows)  # raises on a label unknown to the task, with its row in the file
     seen = predictor.bundle.has_seen(task, rows)

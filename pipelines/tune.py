@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from bert_core import files
 from bert_core.checks import PositiveInt
+from bert_core.data.splits import SELECTION
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import BUNDLE, Manifest, Output, read_manifest
 from pipelines import finetune
@@ -158,7 +159,9 @@ def _tune(config: TuneConfig, folder: Path, model: str, digests: Mapping[str, st
     )
     best = _best(outcomes)
     trained = read_manifest(trial_configs[best].output)
-    metric = config.selection.metric or str(trained.counts["primary_metric"])
+    metric = config.selection.named(_selected_by(trained.counts)) or str(
+        trained.counts["primary_metric"]
+    )
     table = _table(config, outcomes, sign)
     outputs = _copy_bundle(trial_configs[best].output, config.output)
     path = files.join(config.output, TRIALS)
@@ -186,6 +189,13 @@ def _tune(config: TuneConfig, folder: Path, model: str, digests: Mapping[str, st
         **_score(config, parent),
     }
     return Result(outputs={TRIALS: Output.of(path), **outputs}, counts=counts, artifacts=[picture])
+
+
+def _selected_by(counts: Mapping[str, Any]) -> list[str]:
+    """The metrics on the selection rows, from the counts of a trial."""
+    first, last = f"{SELECTION}_", "_mean"
+    names = [name for name in counts if name.startswith(first) and name.endswith(last)]
+    return [name.removeprefix(first).removesuffix(last) for name in names]
 
 
 def _train_trial(

@@ -8,6 +8,8 @@ from tracking import metric_names as names
 Counts = Mapping[str, Any]
 NO_SHARES = ("loss", "mrr", "spearman", "pearson", "matthews", "ndcg", "mse")
 """Parts of the names of metrics that are not shares, even with values from 0 to 1."""
+F1_OF = "f1_of_"
+"""Before the label, in the name of its F1."""
 _WORDS = {"mrr": "mean reciprocal rank", "f1": "F1", "mlm": "MLM", "nsp": "NSP"}
 
 
@@ -47,17 +49,19 @@ def score(name: str, value: float) -> str:
 
 def figure(name: str, value: float) -> str:
     """A share as `42.3 %`, any other metric as a number."""
-    is_share = 0 <= value <= 1 and not any(part in name for part in NO_SHARES)
+    what, _, _ = name.partition(F1_OF)  # a label may be called anything
+    is_share = 0 <= value <= 1 and not any(part in what for part in NO_SHARES)
     if is_share:
         return percent(value)
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:,.3g}"
 
 
 def words(name: str) -> str:
-    """`macro_f1` → `macro F1`."""
+    """`macro_f1` → `macro F1`; `f1_of_spam` → `F1 of spam`."""
+    name, of, label = name.partition(F1_OF)
     for short, long in _WORDS.items():
         name = name.replace(short, long)
-    return name.replace("_", " ")
+    return f"{name.replace('_', ' ')}{'F1 of ' if of else ''}{label}"
 
 
 def _docstrings(counts: Counts) -> str:

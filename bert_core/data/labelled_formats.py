@@ -162,7 +162,7 @@ def _squad(data: bytes, source: str) -> list[Record]:
             for paragraph in article["paragraphs"]:
                 records.extend(
                     {
-                        "id": question["id"],
+                        "id": question.get("id"),
                         "question": question["question"],
                         "context": paragraph["context"],
                         # Without the key it is unknown whether there is one: a test set.

@@ -4,26 +4,57 @@ In NumPy, since a bootstrap calls them thousands of times: scikit-learn 1.9 spen
 its arguments than counting, and an evaluation of 401 rows took 18 s instead of 2.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
+
+LONGEST_NAME = 100
+"""Characters of a label in the name of a metric."""
+_POSITIVE: dict[tuple[str, ...], str] = {
+    ("0", "1"): "1",
+    ("False", "True"): "True",
+    ("false", "true"): "true",
+}
+"""Two labels of which it is known which one is asked for, as in scikit-learn."""
+
+
+def f1_names(labels: Sequence[str], positive: str | None = None) -> dict[int, str]:
+    """Label id → the name of its F1 (`f1_of_spam`), for the label that F1 is asked of.
+
+    Without `positive`, that is 1 of 0 and 1, or true; of two other labels it may be either, so both
+    get a name, and of more labels there is none.
+    """
+    if positive is None and len(labels) == 2:
+        positive = _POSITIVE.get(tuple(sorted(labels)))
+        asked = list(labels) if positive is None else [positive]
+    else:
+        asked = [] if positive is None else [positive]
+    names: dict[int, str] = {}
+    for label in asked:
+        # MLflow takes no other characters.
+        name = "f1_of_" + re.sub(r"[^\w. -]", "_", label)[:LONGEST_NAME]
+        place = list(labels).index(label)
+        names[place] = f"{name}_{place}" if name in names.values() else name
+    return names
 
 
 def single_label_metrics(
     predicted: Int[np.ndarray, "rows"],
     labels: Int[np.ndarray, "rows"],
     *,
-    num_labels: int,
+    f1_of: Mapping[int, str] | None = None,
     out_of_scope: int | None = None,
 ) -> dict[str, float]:
-    """`accuracy`, `macro_f1` and `matthews`; with two labels also `f1`, that of the second.
+    """`accuracy`, `macro_f1`, `matthews`, and the F1 of single labels.
 
     `macro_f1` is over the labels that occur in either array; one that is never predicted counts as
     0. `matthews` is 0 if all rows have one label (Gorodkin 2004 for more than two labels).
 
     Args:
+        f1_of: as `f1_names` gives them.
         out_of_scope: id of the label for rows that belong to no other; adds `in_scope_accuracy`,
             over the rows of other labels, and `out_of_scope_recall` (Larson et al. 2019, section
             4.2), each if there are such rows.
@@ -38,8 +69,7 @@ def single_label_metrics(
         "macro_f1": float(np.mean(f1)),
         "matthews": _matthews(hits, guesses, support),
     }
-    if num_labels == 2:
-        metrics["f1"] = float(f1[ids == 1].sum())
+    metrics |= {name: float(f1[ids == label].sum()) for label, name in (f1_of or {}).items()}
     if out_of_scope is not None:
         outside = labels == out_of_scope
         for name, rows in (("in_scope_accuracy", ~outside), ("out_of_scope_recall", outside)):
@@ -49,19 +79,25 @@ def single_label_metrics(
 
 
 def multi_label_metrics(
-    predicted: Int[np.ndarray, "rows labels"], labels: Int[np.ndarray, "rows labels"]
+    predicted: Int[np.ndarray, "rows labels"],
+    labels: Int[np.ndarray, "rows labels"],
+    *,
+    f1_of: Mapping[int, str] | None = None,
 ) -> dict[str, float]:
-    """`accuracy` (rows with exactly their labels), `micro_f1` and `macro_f1` of 0 or 1 per label.
+    """`accuracy` (rows with exactly their labels), `micro_f1` and `macro_f1` of 0 or 1 per label,
+    and the F1 of single labels, as `f1_names` gives them.
 
     A label that is neither predicted nor right counts as 0 in `macro_f1`.
     """
     hits, guesses, support = (
         (table > 0).sum(axis=0) for table in (predicted * labels, predicted, labels)
     )
+    f1 = _f1(hits, guesses, support)
     return {
         "accuracy": float(np.mean((predicted == labels).all(axis=1))),
         "micro_f1": float(_f1(hits.sum(), guesses.sum(), support.sum())),
-        "macro_f1": float(np.mean(_f1(hits, guesses, support))),
+        "macro_f1": float(np.mean(f1)),
+        **{name: float(f1[label]) for label, name in (f1_of or {}).items()},
     }
 
 

@@ -46,7 +46,7 @@ SETS: dict[str, GlueSet] = {
     ),
     "mrpc": GlueSet(
         file="MRPC.tsv", format="mrpc", rows=1725, labels=_YES_NO, filler="1",
-        metrics=("f1", "accuracy"),
+        metrics=("f1_of_1", "accuracy"),
     ),
     "stsb": GlueSet(
         file="STS-B.tsv", format="stsb", rows=1379, filler="2.500",
@@ -54,7 +54,7 @@ SETS: dict[str, GlueSet] = {
     ),
     "qqp": GlueSet(
         file="QQP.tsv", format="qqp", rows=390_965, labels=_YES_NO, filler="0",
-        metrics=("f1", "accuracy"),
+        metrics=("f1_of_1", "accuracy"),
     ),
     "mnli": GlueSet(
         file="MNLI-m.tsv", format="mnli", rows=9796, labels=_THREE, filler="entailment",

@@ -4,7 +4,8 @@ A new task is one file and an entry in `catalog.TASKS`; stages, server and bundl
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
@@ -14,7 +15,7 @@ from jaxtyping import Bool, Float, Num
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
-from bert_core.errors import ConfigError, InputError
+from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.digests import Digests, row_digests
 from bert_core.tasks.modules import Read
@@ -63,6 +64,15 @@ def check_length(row: int, tokens: int, max_length: int, parameters: Parameters)
             f"model's maximum, got {tokens}: set the parameter {parameters.cut_by} to have it cut, "
             "or split the text"
         )
+
+
+@contextmanager
+def numbered(row: int) -> Iterator[None]:
+    """Name the row, from 1, of an InputError about it, which becomes a CorpusError."""
+    try:
+        yield
+    except InputError as error:
+        raise CorpusError(f"row {row}: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +203,29 @@ class Task(ABC):
     def adapted(self, tensors: Container[str]) -> "Task":
         """The task as done by a model with weights of these names."""
         return self
+
+    @classmethod
+    def checked(
+        cls, rows: Sequence[Row], options: Any = None, *, learned: bool = True
+    ) -> list[Row | InputError]:
+        """Each labelled row as the task reads it, or what is wrong with it.
+
+        Args:
+            learned: whether a loss is computed on the rows, or they are only scored.
+        Raises: CorpusError for what is wrong with the rows together.
+        """
+        checked: list[Row | InputError] = []
+        for row in rows:
+            try:
+                checked.append(cls.checked_row(row, options, learned=learned))
+            except InputError as error:
+                checked.append(error)
+        return checked
+
+    @classmethod
+    def checked_row(cls, row: Row, options: Any = None, *, learned: bool = True) -> Row:
+        """A labelled row as the task reads it. Raises: InputError if there is no reading it."""
+        return row
 
     def to_learn(self, rows: Sequence[Row]) -> "Task":
         """The task as a model learns it from these rows, those that are trained on.

@@ -25,7 +25,7 @@ from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Options, Parameters, Task
+from bert_core.tasks.base import Columns, Kind, Options, Parameters, Task, numbered
 from bert_core.tasks.modules import (
     ABOUT,
     MODULES,
@@ -237,6 +237,20 @@ class FeatureExtraction(Task):
         return cls(options=replace(chosen, loss=loss, highest_score=highest))
 
     @classmethod
+    def checked_row(
+        cls, row: Row, options: FeatureExtractionOptions | None = None, *, learned: bool = True
+    ) -> Row:
+        score, highest = row.get("score"), None if options is None else options.highest_score
+        if score is not None and row.get("negatives"):
+            raise InputError("wanted a score or negatives, got both: remove one of them")
+        if learned and score is not None and highest is not None and abs(score) > highest:
+            raise InputError(
+                f"wanted a score from {-highest:g} to {highest:g}, that of texts with the same "
+                f"meaning, got {score:g}: correct the row, or set the option highest_score"
+            )
+        return row
+
+    @classmethod
     def from_modules(cls, read: Read) -> "FeatureExtraction | None":
         kinds, config = kinds_of(read), read(POOLING) or {}
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -346,6 +360,9 @@ class FeatureExtraction(Task):
     ) -> Iterator[dict[str, np.ndarray]]:
         """For each text of a row: its similarity to the first, and a number that identifies it."""
         scored = _loss_of(rows) == "cosine"
+        for number, row in enumerate(rows, 1):
+            with numbered(number):
+                self.checked_row(row, self.chosen)
         text_ids = numbers_of(all_texts)
         ends = np.cumsum([len(row_texts) for row_texts in texts])
         for row, row_ids in zip(rows, np.split(text_ids, ends[:-1]), strict=True):
@@ -526,10 +543,8 @@ def _loss_of(rows: Sequence[Row]) -> Loss:
                 f"row {number}: wanted a score in every row or in none, row 1 has "
                 f"{'one' if scored else 'none'}: use separate files for the two kinds"
             )
-        if scored and row.get("negatives"):
-            raise CorpusError(
-                f"row {number}: wanted a score or negatives, got both: remove one of them"
-            )
+        with numbered(number):
+            FeatureExtraction.checked_row(row)
     return "cosine" if scored else "contrastive"
 
 

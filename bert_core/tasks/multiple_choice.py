@@ -14,7 +14,7 @@ from bert_core.data.windows import Window, first_ids_of, ids_of, with_special_to
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.classification import single_label_metrics, wrong_labels
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task, check_length
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task, check_length, numbered
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import softmax
 
@@ -84,6 +84,27 @@ class MultipleChoice(Task):
     @classmethod
     def from_huggingface(cls, entries: Mapping[str, Any], labels: list[str]) -> "MultipleChoice":
         return cls()
+
+    @classmethod
+    def checked(
+        cls, rows: Sequence[Row], options: Any = None, *, learned: bool = True
+    ) -> list[Row | InputError]:
+        counts_from_1 = any(row["label"] == len(row["choices"]) for row in rows)
+        if counts_from_1 and all(row["label"] >= 1 for row in rows):
+            raise CorpusError(
+                "rows: wanted labels that count choices from 0, got none of 0 but some of the "
+                "number of choices, so they count from 1: subtract 1 from every label"
+            )
+        return super().checked(rows, options, learned=learned)
+
+    @classmethod
+    def checked_row(cls, row: Row, options: Any = None, *, learned: bool = True) -> Row:
+        if not 0 <= row["label"] < len(row["choices"]):
+            raise InputError(
+                f"wanted a label from 0 to {len(row['choices']) - 1}, the index of a choice, got "
+                f"{row['label']}: correct the row, or remove it"
+            )
+        return row
 
     def build_objective(self, config: EncoderConfig) -> "ChoiceObjective":
         from bert_core.objectives.multiple_choice import MultipleChoice as ChoiceObjective
@@ -168,7 +189,7 @@ class MultipleChoice(Task):
         return dict(answer[0])
 
     def metrics(self, columns: Columns) -> dict[str, float]:
-        metrics = single_label_metrics(columns["predicted"], columns["label"], num_labels=0)
+        metrics = single_label_metrics(columns["predicted"], columns["label"])
         return {"accuracy": metrics["accuracy"]}
 
     def faults(self, columns: Columns) -> Int[np.ndarray, "rows"]:
@@ -180,9 +201,6 @@ class MultipleChoice(Task):
 
 def _label_ids(rows: Sequence[Row]) -> Int[np.ndarray, "rows"]:
     for number, row in enumerate(rows, 1):
-        if not 0 <= row["label"] < len(row["choices"]):
-            raise CorpusError(
-                f"row {number}: wanted a label from 0 to {len(row['choices']) - 1}, the index of "
-                f"a choice, got {row['label']}: correct the row, or remove it"
-            )
+        with numbered(number):
+            MultipleChoice.checked_row(row)
     return np.array([row["label"] for row in rows], dtype=np.int64)

@@ -10,11 +10,16 @@ from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
-from bert_core.errors import CorpusError
-from bert_core.metrics.classification import by_label, single_label_metrics, wrong_labels
+from bert_core.errors import InputError
+from bert_core.metrics.classification import (
+    by_label,
+    f1_names,
+    single_label_metrics,
+    wrong_labels,
+)
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task
-from bert_core.tasks.shapes import Row
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task, numbered
+from bert_core.tasks.shapes import Label, Row
 from bert_core.tasks.texts import softmax, text_windows
 
 if TYPE_CHECKING:
@@ -38,7 +43,7 @@ class SentencePair:
 class IsNext:
     """The expected answer for two texts."""
 
-    label: str
+    label: Label
     """`IsNext` or `NotNext`."""
 
 
@@ -67,6 +72,15 @@ class NextSentence(Task):
 
     def __init__(self, labels: Sequence[str] = (), options: Options | None = None) -> None:
         super().__init__(LABELS, options)
+
+    @classmethod
+    def checked_row(cls, row: Row, options: Any = None, *, learned: bool = True) -> Row:
+        if row["label"] not in LABELS:
+            raise InputError(
+                f"wanted the label {' or '.join(LABELS)}, got {row['label']!r}: rename it, or "
+                "remove the row"
+            )
+        return row
 
     def build_objective(self, config: EncoderConfig) -> "NextSentencePrediction":
         from bert_core.objectives.nsp import NextSentencePrediction
@@ -116,7 +130,7 @@ class NextSentence(Task):
         return dict(answer[0])
 
     def metrics(self, columns: Columns) -> dict[str, float]:
-        return single_label_metrics(columns["predicted"], columns["label"], num_labels=2)
+        return single_label_metrics(columns["predicted"], columns["label"], f1_of=f1_names(LABELS))
 
     def by_class(self, columns: Columns) -> dict[str, dict[str, float]]:
         return by_label(columns["predicted"], columns["label"], self.labels)
@@ -130,9 +144,6 @@ class NextSentence(Task):
 
 def _label_ids(rows: Sequence[Row]) -> Int[np.ndarray, "rows"]:
     for number, row in enumerate(rows, 1):
-        if row["label"] not in LABELS:
-            raise CorpusError(
-                f"row {number}: wanted the label {' or '.join(LABELS)}, got {row['label']!r}: "
-                "rename it, or remove the row"
-            )
+        with numbered(number):
+            NextSentence.checked_row(row)
     return np.array([LABELS.index(row["label"]) for row in rows], dtype=np.int64)

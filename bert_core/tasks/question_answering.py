@@ -28,12 +28,14 @@ from bert_core.data.windows import (
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task
+from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task, numbered
 from bert_core.tasks.shapes import Row
 
 if TYPE_CHECKING:
     from bert_core.objectives.span import Span
 
+NO_ANSWER = -1
+"""With an empty text, an `answer_start` that means that the passage has no answer."""
 BEST_ENDS = 20
 """How many starts, and how many ends, are combined with each other per window."""
 
@@ -68,10 +70,10 @@ class Answers:
         for answer in self.answers:
             text, start = answer.get("text"), answer.get("answer_start")
             whole = isinstance(start, int) and not isinstance(start, bool)
-            if not (isinstance(text, str) and text and whole):
+            if not (isinstance(text, str) and whole and (text or start == NO_ANSWER)):
                 raise InputError(
-                    f"wanted answers with a text and its answer_start, got {answer}: correct the "
-                    "row, or remove it"
+                    "wanted answers with a text and its answer_start, a whole number, got "
+                    f"{answer}: correct the row, or remove it"
                 )
 
 
@@ -183,6 +185,16 @@ class QuestionAnswering(Task):
         cls, entries: Mapping[str, Any], labels: list[str]
     ) -> "QuestionAnswering | None":
         return cls()
+
+    @classmethod
+    def checked_row(cls, row: Row, options: Any = None, *, learned: bool = True) -> Row:
+        answers = [answer for answer in row["answers"] if answer["text"]]
+        if learned and answers and answers[0]["text"] not in row["context"]:
+            raise InputError(
+                f"wanted an answer that is in the passage, got {answers[0]['text'][:80]!r}: "
+                "correct the row, or remove it"
+            )
+        return {**row, "answers": answers}
 
     @classmethod
     def from_rows(
@@ -399,12 +411,9 @@ def _first_answer(row: Row, number: int) -> tuple[int, int] | None:
     answer = row["answers"][0]
     context, text, start = row["context"], answer["text"], answer["answer_start"]
     if not _stands(context, answer):
+        with numbered(number):
+            QuestionAnswering.checked_row(row)
         places = [place for place in range(len(context)) if context.startswith(text, place)]
-        if not places:
-            raise CorpusError(
-                f"row {number}: wanted an answer that is in the passage, {text[:80]!r} is not: "
-                "correct the row, or remove it"
-            )
         start = min(places, key=lambda place: abs(place - start))
     return start, start + len(text)
 

@@ -10,10 +10,10 @@ from jaxtyping import Float
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Cut, Window
-from bert_core.errors import CorpusError, InputError
+from bert_core.errors import InputError
 from bert_core.metrics.regression import correlations
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Task
+from bert_core.tasks.base import Columns, Kind, Task, numbered
 from bert_core.tasks.feature_extraction import (
     FeatureExtraction,
     FeatureExtractionOptions,
@@ -101,6 +101,15 @@ class SentenceSimilarity(Task):
         names = cls.options.__dataclass_fields__
         return cls(options=cls.options(**{name: getattr(other.chosen, name) for name in names}))
 
+    @classmethod
+    def checked_row(cls, row: Row, options: Any = None, *, learned: bool = True) -> Row:
+        if len(row["scores"]) != len(row["sentences"]):
+            raise InputError(
+                f"wanted a score for each of {len(row['sentences'])} sentences, got "
+                f"{len(row['scores'])}: correct the row, or remove it"
+            )
+        return row
+
     @property
     def max_length(self) -> int | None:
         return self.chosen.max_length
@@ -149,11 +158,8 @@ class SentenceSimilarity(Task):
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """Cosines and scores, (rows, most sentences); NaN where a row has fewer."""
         for number, row in enumerate(rows, 1):
-            if len(row["scores"]) != len(row["sentences"]):
-                raise CorpusError(
-                    f"row {number}: wanted a score for each of {len(row['sentences'])} sentences, "
-                    f"got {len(row['scores'])}: correct the row, or remove it"
-                )
+            with numbered(number):
+                self.checked_row(row)
         most = max(len(row["sentences"]) for row in rows)
         columns = {
             "predicted": np.full((len(rows), most), np.nan),

@@ -8,10 +8,20 @@ documentation.
 import math
 import re
 import types
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from bert_core import files
 from bert_core.data.tables import DIVIDERS, ClassLabel
@@ -21,6 +31,12 @@ from bert_core.wording import as_json, nearest, shown
 Row = Mapping[str, Any]
 """One example: the fields of a task's input and, if it is labelled, of its expected answer."""
 
+_OF_CLASS = "of a class"
+Label = Annotated[str, _OF_CLASS]
+"""The name of a class, in a target: white space at its ends is no part of it."""
+
+SHOWN_ROWS = 10
+_NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*")
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
 
@@ -38,6 +54,36 @@ def unused_fields(
     }
 
 
+@dataclass(frozen=True)
+class BadRow:
+    """A row that does not fit its task."""
+
+    source: str
+    number: int
+    """In its file, from 1."""
+    fault: str
+    """What was wanted, what came, and the way out."""
+
+    @property
+    def kind(self) -> str:
+        """What was wanted, whatever came and however many."""
+        return re.sub("[0-9]+", "…", re.split(", got |; there are", self.fault)[0])
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """Rows that were read from a file."""
+
+    rows: list[dict[str, Any]]
+    """Those with the fields of the shapes."""
+    numbers: list[int]
+    """The number of each in its file, from 1."""
+    bad: list[BadRow]
+    """The others."""
+    stripped: int
+    """Labels with white space at their ends, which was removed."""
+
+
 def labelled(
     records: Sequence[Row],
     shapes: tuple[type, type],
@@ -45,6 +91,20 @@ def labelled(
     source: str,
     unused: Set[str] | None = None,
 ) -> list[dict[str, Any]]:
+    """The rows of `read_records`. Raises: CorpusError as there, and naming all bad rows."""
+    read = read_records(records, shapes, columns, source, unused)
+    if read.bad:
+        raise CorpusError(told_of(read.bad, len(records)))
+    return read.rows
+
+
+def read_records(
+    records: Sequence[Row],
+    shapes: tuple[type, type],
+    columns: Mapping[str, str],
+    source: str,
+    unused: Set[str] | None = None,
+) -> LabelledRows:
     """The fields of the shapes, read from each record.
 
     Tables may hold numbers as text, and labels as whole numbers: these are converted.
@@ -54,7 +114,7 @@ def labelled(
         columns: field → its column, for fields whose column has another name.
         source: where the records come from, for messages.
         unused: the `unused_fields` of all records, if these are only some of them.
-    Raises: CorpusError naming the row and the column that is missing or has the wrong type;
+    Raises: CorpusError naming a column that is missing, or holds labels of several types;
         ConfigError if two fields are mapped to one column.
     """
     hints = _hints(shapes)
@@ -70,9 +130,14 @@ def labelled(
     optional, targets = _optional(shapes), _hints(shapes[1:])
     unused = unused_fields(records, shapes, columns) if unused is None else unused
     _check_columns(records, column_of, optional - columns.keys(), source)
-    rows = []
+    labels = _labels_in(shapes[1])
+    for name in labels & column_of.keys():
+        _check_one_type(
+            [record.get(column_of[name]) for record in records], column_of[name], source
+        )
+    rows, numbers, bad, stripped = [], [], [], 0
     for number, record in enumerate(records, 1):
-        row = {}
+        row, fault = {}, ""
         for name, column in column_of.items():
             hint = hints[name]
             cell = record.get(column)
@@ -83,27 +148,111 @@ def labelled(
                 continue
             is_blank = name in targets and _has_blank(value)
             if value is None or is_blank or not _fits(value, hint):
-                full = ", none of them empty," if is_blank and isinstance(value, list) else ""
-                wanted = f"wanted {_kind(hint)}{full} in the column {column!r}, got {shown(cell)}"
-                if _is_without_label(cell):
-                    raise CorpusError(
-                        f"{source}, row {number}: {wanted}, which marks rows without a label "
-                        "in Hugging Face's data sets: give a split with labels"
-                    )
-                raise CorpusError(
-                    f"{source}, row {number}: {wanted}; there are: "
-                    f"{', '.join(map(str, record))}: correct the row, or name the right column"
-                )
+                fault = _misfit(cell, hint, column, record, is_blank=is_blank)
+                break
+            if name in labels:
+                value, removed = _stripped(value)
+                stripped += removed
             row[name] = value
         try:
-            for name, value in row.items():
-                check_unicode(value, name)
-            shapes[0](**{name: value for name, value in row.items() if name not in targets})
-            shapes[1](**{name: value for name, value in row.items() if name in targets})
+            if not fault:
+                for name, value in row.items():
+                    check_unicode(value, name)
+                shapes[0](**{name: value for name, value in row.items() if name not in targets})
+                shapes[1](**{name: value for name, value in row.items() if name in targets})
         except InputError as error:
-            raise CorpusError(f"{source}, row {number}: {error}") from error
-        rows.append(row)
-    return rows
+            fault = str(error)
+        if fault:
+            bad.append(BadRow(source, number, fault))
+        else:
+            rows.append(row)
+            numbers.append(number)
+    return LabelledRows(rows, numbers, bad, stripped)
+
+
+def told_of(bad: Sequence[BadRow], total: int) -> str:
+    """All bad rows in one message: the first in full, the others by their kind and number.
+
+    Args:
+        total: how many rows were read, good and bad.
+    """
+    first = bad[0]
+    told = f"{first.source}, row {first.number}: {first.fault}"
+    if len(bad) == 1:
+        return told
+    by_kind: dict[str, list[BadRow]] = {}
+    for row in bad[1:]:
+        by_kind.setdefault(row.kind, []).append(row)
+    for kind, rows in by_kind.items():
+        what = "the same is wrong" if kind == first.kind else kind
+        told += f"; {what} in {len(rows):,} other row{'s' * (len(rows) > 1)} ({_numbers_of(rows)})"
+    return f"{told}; {len(bad):,} of {total:,} rows in all"
+
+
+def kinds_of_bad(bad: Sequence[BadRow]) -> str:
+    """What is wrong with rows, and which they are."""
+    kinds = Counter(row.kind for row in bad)
+    return "; ".join(
+        f"{kind} ({_numbers_of([row for row in bad if row.kind == kind])})" for kind in kinds
+    )
+
+
+def _numbers_of(rows: Sequence[BadRow]) -> str:
+    more = len(rows) - SHOWN_ROWS
+    shown = ", ".join(f"{row.number}" for row in rows[:SHOWN_ROWS])
+    return f"row{'s' * (len(rows) > 1)} {shown}{f' and {more:,} more' if more > 0 else ''}"
+
+
+def _misfit(cell: Any, hint: Any, column: str, record: Row, *, is_blank: bool) -> str:
+    """What is wrong with a cell that does not fit its field."""
+    full = ", none of them empty," if is_blank and isinstance(cell, list) else ""
+    wanted = f"wanted {_kind(hint)}{full} in the column {column!r}, got {shown(cell)}"
+    if _is_without_label(cell):
+        return (
+            f"{wanted}, which marks rows without a label in Hugging Face's data sets: give a "
+            "split with labels"
+        )
+    there_are = ", ".join(map(str, record))
+    return f"{wanted}; there are: {there_are}: correct the row, or name the right column"
+
+
+def _labels_in(target: type) -> Set[str]:
+    """The fields of a target that hold the names of classes."""
+    hints = get_type_hints(target, include_extras=True)
+    return {name for name, hint in hints.items() if _OF_CLASS in _metadata(hint)}
+
+
+def _metadata(hint: Any) -> tuple[Any, ...]:
+    inside = [each for part in get_args(hint) for each in _metadata(part)]
+    return (*getattr(hint, "__metadata__", ()), *inside)
+
+
+def _check_one_type(cells: Sequence[Any], column: str, source: str) -> None:
+    """Raises: CorpusError if some labels are numbers and others are text: which are the same?"""
+    first: dict[str, tuple[int, Any]] = {}
+    for number, cell in enumerate(cells, 1):
+        for label in cell if isinstance(cell, list) else [cell]:
+            if isinstance(label, ClassLabel) or not isinstance(label, str | bool | int | float):
+                continue
+            first.setdefault(_KINDS.get(type(label), "text"), (number, label))
+    kinds = {"a number" if kind == _KINDS[int] else kind: at for kind, at in first.items()}
+    if len(kinds) > 1:
+        (one, first_at), (other, other_at), *_ = kinds.items()
+        raise CorpusError(
+            f"{source}: wanted labels of one type in the column {column!r}, got {one} (row "
+            f"{first_at[0]}: {as_json(first_at[1])}) and {other} (row {other_at[0]}: "
+            f"{as_json(other_at[1])}), which may name the same: write all of them as text"
+        )
+
+
+def _stripped(value: Any) -> tuple[Any, int]:
+    """Labels without white space at their ends, and how many had some."""
+    if isinstance(value, str):
+        return value.strip(), int(value != value.strip())
+    if not isinstance(value, list | tuple):
+        return value, 0
+    stripped = [each.strip() for each in value]
+    return stripped, sum(new != old for new, old in zip(stripped, value, strict=True))
 
 
 def _check_columns(
@@ -239,10 +388,8 @@ def _fits(value: Any, hint: Any) -> bool:
 def _converted(value: Any, hint: Any, *, is_target: bool) -> Any:
     kinds = _alternatives(hint)
     if float in kinds and isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
+        # Python would also take 1_000 and digits of other scripts.
+        return float(value) if _NUMBER.fullmatch(value) else value
     if int in kinds and isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
         return int(value)
     if not is_target:

@@ -1,7 +1,9 @@
 """Labels for a text or a pair of texts (Devlin et al. 2018, section 4.1)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -14,14 +16,15 @@ from bert_core.data.windows import Window
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.classification import (
     by_label,
+    f1_names,
     multi_label_metrics,
     single_label_metrics,
     wrong_labels,
 )
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Remarks
 from bert_core.tasks.modules import activation_of
-from bert_core.tasks.shapes import Row
+from bert_core.tasks.shapes import Label, Row
 from bert_core.tasks.texts import TextOptions, TextTask, sigmoid, softmax
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 Scoring = Literal["softmax", "sigmoid", "none"]
 SHOWN_LABELS = 20
+_TICKS = ({"0", "1"}, {"False", "True"})
+"""What is in a column per label, instead of the label's name."""
 LEAST_SCORE = 0.5
 """Multi-label: a text is assigned the labels with at least this score."""
 
@@ -37,7 +42,7 @@ LEAST_SCORE = 0.5
 class OneLabel:
     """The expected answer for a text with exactly one label."""
 
-    label: str
+    label: Label
     """The label's name."""
 
 
@@ -45,7 +50,7 @@ class OneLabel:
 class SeveralLabels:
     """The expected answer for a text with any number of labels."""
 
-    labels: list[str]
+    labels: list[Label]
     """The labels' names; empty if there are none."""
 
 
@@ -58,6 +63,9 @@ class TextClassificationOptions(TextOptions):
     Metrics and the column `predicted_labels` count the labels that score 0.5 or more."""
     out_of_scope: str | None = None
     """The label of texts to which no other label applies, if there is one (CLINC150's `oos`)."""
+    positive_label: str | None = field(default=None, compare=False)
+    """The label that F1 is about, such as `spam`: the metric `f1_of_spam`. By default 1 of the
+    labels 0 and 1, and each of two other labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +116,7 @@ class TextClassification(TextTask):
     primary_metric = "accuracy"
     parameters = TextClassificationParameters
     options = TextClassificationOptions
+    free_options = frozenset({"positive_label"})
     single = "A text to be labelled."
     pair: ClassVar = {"text": "A text to be labelled", "text_pair": "with this one."}
     examples = (single,)
@@ -120,6 +129,7 @@ class TextClassification(TextTask):
     ) -> None:
         super().__init__(labels, options)
         self._ids = {label: index for index, label in enumerate(self.labels)}
+        self._f1_of = f1_names(self.labels, self.chosen.positive_label)
         if self.chosen.multi_label:
             self.cell_types = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float64())}
 
@@ -141,6 +151,42 @@ class TextClassification(TextTask):
         return inputs, SeveralLabels if several else target
 
     @classmethod
+    def checked(
+        cls,
+        rows: Sequence[Row],
+        options: TextClassificationOptions | None = None,
+        *,
+        learned: bool = True,
+    ) -> list[Row | InputError]:
+        if options is not None and options.multi_label:
+            widths = {len(row["labels"]) for row in rows}
+            names = {label for row in rows for label in row["labels"]}
+            if len(widths) == 1 and min(widths) > 1 and any(names <= each for each in _TICKS):
+                raise CorpusError(
+                    f"rows: wanted the names of the labels that a text has, got {max(widths)} of "
+                    f"{' and '.join(sorted(names))} in every row, which look like a column per "
+                    f'label: write the names of those that apply, such as ["files", "maths"]'
+                )
+        return super().checked(rows, options, learned=learned)
+
+    @classmethod
+    def checked_row(
+        cls,
+        row: Row,
+        options: TextClassificationOptions | None = None,
+        *,
+        learned: bool = True,
+    ) -> Row:
+        labels = row.get("labels") or ()
+        twice = next((label for label, count in Counter(labels).items() if count > 1), None)
+        if twice is not None:
+            raise InputError(
+                f"wanted each label once, got {twice!r} {labels.count(twice)} times: correct the "
+                "row, or remove it"
+            )
+        return row
+
+    @classmethod
     def from_rows(
         cls, rows: Sequence[Row], options: TextClassificationOptions | None = None
     ) -> "TextClassification":
@@ -152,11 +198,12 @@ class TextClassification(TextTask):
                 f"training rows: wanted at least two labels, found {len(labels)} "
                 f"({', '.join(labels) or 'no rows'}): add rows with another label"
             )
-        if options.out_of_scope is not None and options.out_of_scope not in labels:
-            raise CorpusError(
-                f"out_of_scope: wanted one of the labels, got {options.out_of_scope!r}; they are: "
-                f"{_some(labels)}"
-            )
+        for name in ("out_of_scope", "positive_label"):
+            label = getattr(options, name)
+            if label is not None and label not in labels:
+                raise CorpusError(
+                    f"{name}: wanted one of the labels, got {label!r}; they are: {_some(labels)}"
+                )
         return cls(labels, options)
 
     def build_objective(self, config: EncoderConfig) -> "Classification":
@@ -213,6 +260,19 @@ class TextClassification(TextTask):
             "label": labels,
         }
 
+    def remarks(self, rows: Sequence[Row]) -> Remarks:
+        several = self.chosen.multi_label
+        support = Counter(label for row in rows for label in _labels_of(row, several=several))
+        told = {
+            "labels_that_differ_only_by_case_or_spaces": "; ".join(
+                " and ".join(map(repr, alike)) for alike in _alike(support)
+            ),
+            "labels_with_fewer_than_2_rows": _some(
+                [repr(label) for label in sorted(support) if support[label] < 2]
+            ),
+        }
+        return super().remarks(rows) | {name: text for name, text in told.items() if text}
+
     def constant(self, rows: Sequence[Row]) -> Columns:
         labels = self._label_ids(rows)
         if self.chosen.multi_label:
@@ -228,12 +288,12 @@ class TextClassification(TextTask):
 
     def metrics(self, columns: Columns) -> dict[str, float]:
         if self.chosen.multi_label:
-            return multi_label_metrics(columns["predicted"], columns["label"])
+            return multi_label_metrics(columns["predicted"], columns["label"], f1_of=self._f1_of)
         outside = self.chosen.out_of_scope
         return single_label_metrics(
             columns["predicted"],
             columns["label"],
-            num_labels=len(self.labels),
+            f1_of=self._f1_of,
             out_of_scope=None if outside is None else self._ids[outside],
         )
 
@@ -253,10 +313,9 @@ class TextClassification(TextTask):
     def _label_ids(self, rows: Sequence[Row]) -> Int[np.ndarray, "rows *labels"]:
         """Each row's label id; multi-label, 1 for the labels that the row has and 0 for others."""
         several = self.chosen.multi_label
-        ids = [
-            [self._label_id(label, number) for label in _labels_of(row, several=several)]
-            for number, row in enumerate(rows, 1)
-        ]
+        names = [_labels_of(row, several=several) for row in rows]
+        self._check_known(names)
+        ids = [[self._ids[label] for label in labels] for labels in names]
         if not several:
             return np.array([label_id for (label_id,) in ids], dtype=np.int64)
         has_label = np.zeros((len(rows), len(self.labels)), dtype=np.int64)
@@ -274,13 +333,24 @@ class TextClassification(TextTask):
                         "model on such rows first"
                     )
 
-    def _label_id(self, label: str, number: int) -> int:
-        if label not in self._ids:
-            raise CorpusError(
-                f"row {number}: its label {label!r} is not one of the training rows', which are "
-                f"{_some(self.labels)}: add such rows to the training set, or remove this one"
-            )
-        return self._ids[label]
+    def _check_known(self, names: Sequence[Sequence[str]]) -> None:
+        """Raises: CorpusError naming all rows with a label that the training rows do not have."""
+        unknown = {
+            number: label
+            for number, labels in enumerate(names, 1)
+            for label in labels
+            if label not in self._ids
+        }
+        if not unknown:
+            return
+        (number, label), *others = unknown.items()
+        all_labels = _some(sorted({*unknown.values()}))
+        more = f"{len(others):,} other rows have such labels too ({all_labels})"
+        raise CorpusError(
+            f"row {number}: its label {label!r} is not one of the training rows', which are "
+            f"{_some(self.labels)}: add such rows to the training set, or remove this one"
+            f"{f'; {more}' if others else ''}"
+        )
 
 
 def _assigned(answer: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -290,6 +360,15 @@ def _assigned(answer: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _labels_of(row: Row, *, several: bool) -> list[str]:
     return list(row["labels"]) if several else [row["label"]]
+
+
+def _alike(labels: Iterable[str]) -> list[list[str]]:
+    """Labels that a reader could not tell apart, or would hold for the same."""
+    by_form: dict[str, list[str]] = {}
+    for label in sorted(labels):
+        form = "".join(unicodedata.normalize("NFKC", label).casefold().split())
+        by_form.setdefault(form, []).append(label)
+    return [alike for alike in by_form.values() if len(alike) > 1]
 
 
 def _some(labels: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from bert_core.data.windows import Window
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.retrieval import ranking_columns, ranking_metrics
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task, numbered
 from bert_core.tasks.modules import SAYS, Activation, activation_entry, activation_of
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import PairInput, numbers_of, sigmoid, text_windows
@@ -119,6 +119,23 @@ class TextRanking(Task):
         return cls(options=options)
 
     @classmethod
+    def checked_row(
+        cls, row: Row, options: TextRankingOptions | None = None, *, learned: bool = True
+    ) -> Row:
+        score, highest = row["score"], None if options is None else options.highest_score
+        if score < 0:
+            raise InputError(
+                f"wanted a score of at least 0, which means not relevant, got {score:g}: correct "
+                "the row, or use the task text-regression"
+            )
+        if learned and highest is not None and score > highest:
+            raise InputError(
+                f"wanted a score of at most {highest:g}, the highest that the model is trained "
+                f"on, got {score:g}: correct the row, or set the option highest_score"
+            )
+        return row
+
+    @classmethod
     def from_huggingface(
         cls, entries: Mapping[str, Any], labels: list[str]
     ) -> "TextRanking | None":
@@ -170,13 +187,7 @@ class TextRanking(Task):
     def _shares(self, rows: Sequence[Row]) -> Float[np.ndarray, "rows 1"]:
         """Scores as shares of the highest."""
         highest = self.chosen.highest_score or 1.0
-        scores = _scores_of(rows)
-        if len(above := np.flatnonzero(scores > highest)):
-            raise CorpusError(
-                f"row {above[0] + 1}: wanted a score of at most {highest:g}, the highest that the "
-                f"model is trained on, got {scores[above[0]]:g}: correct the row, or set the "
-                "option highest_score"
-            )
+        scores = _scores_of(rows, replace(self.chosen, highest_score=highest))
         return (scores[:, None] / highest).astype(np.float32)
 
     def decode(
@@ -212,11 +223,12 @@ class TextRanking(Task):
         return columns["misplaced"]
 
 
-def _scores_of(rows: Sequence[Row]) -> Float[np.ndarray, "rows"]:
-    scores = np.array([row["score"] for row in rows], dtype=np.float64)
-    if len(below := np.flatnonzero(scores < 0)):
-        raise CorpusError(
-            f"row {below[0] + 1}: wanted a score of at least 0, which means not relevant, got "
-            f"{scores[below[0]]:g}: correct the row, or use the task text-regression"
-        )
-    return scores
+def _scores_of(
+    rows: Sequence[Row], options: TextRankingOptions | None = None
+) -> Float[np.ndarray, "rows"]:
+    """Raises: CorpusError naming a row whose score is out of range; of the highest only with
+    options."""
+    for number, row in enumerate(rows, 1):
+        with numbered(number):
+            TextRanking.checked_row(row, options)
+    return np.array([row["score"] for row in rows], dtype=np.float64)

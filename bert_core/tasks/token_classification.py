@@ -33,8 +33,8 @@ from bert_core.metrics.entities import (
 )
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives import IGNORE
-from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task
-from bert_core.tasks.shapes import Row
+from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task, numbered
+from bert_core.tasks.shapes import Label, Row
 from bert_core.tasks.texts import softmax
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class TaggedWords:
 class Tags:
     """The expected answer for words."""
 
-    tags: list[str]
+    tags: list[Label]
     """One tag per word."""
 
 
@@ -485,12 +485,18 @@ class TokenClassification(Task):
             self.chosen.entities == other.chosen.entities
         )
 
-    def _check(self, row: Row, number: int) -> None:
+    @classmethod
+    def checked_row(cls, row: Row, options: Any = None, *, learned: bool = True) -> Row:
         if len(row["tags"]) != len(row["tokens"]):
-            raise CorpusError(
-                f"row {number}: wanted one tag per word, got {len(row['tags'])} tags for "
+            raise InputError(
+                f"wanted one tag per word, got {len(row['tags'])} tags for "
                 f"{len(row['tokens'])} words: correct the row, or remove it"
             )
+        return row
+
+    def _check(self, row: Row, number: int) -> None:
+        with numbered(number):
+            self.checked_row(row)
         if not self.chosen.entities:
             return
         plain_tag = next((tag for tag in row["tags"] if not is_of_entity(tag)), None)

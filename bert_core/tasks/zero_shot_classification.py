@@ -23,10 +23,15 @@ from bert_core.data.windows import (
     with_special_tokens,
 )
 from bert_core.errors import CorpusError, FormatError, InputError
-from bert_core.metrics.classification import by_label, single_label_metrics, wrong_labels
+from bert_core.metrics.classification import (
+    by_label,
+    f1_names,
+    single_label_metrics,
+    wrong_labels,
+)
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task, check_length
-from bert_core.tasks.shapes import Row
+from bert_core.tasks.shapes import Label, Row
 from bert_core.tasks.texts import softmax
 from bert_core.wording import nearest, shortened
 
@@ -57,7 +62,7 @@ class ZeroShotInput:
 class CandidateLabel:
     """The expected answer."""
 
-    label: str
+    label: Label
     """The label that applies best."""
 
 
@@ -302,7 +307,7 @@ class ZeroShotClassification(Task):
 
     def metrics(self, columns: Columns) -> dict[str, float]:
         return single_label_metrics(
-            columns["predicted"], columns["label"], num_labels=len(self._known())
+            columns["predicted"], columns["label"], f1_of=f1_names(list(self._known()))
         )
 
     def by_class(self, columns: Columns) -> dict[str, dict[str, float]]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -11,8 +11,17 @@ from typing import Any, Literal
 from bert_core import files
 from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.tables import with_classes
-from bert_core.errors import ConfigError, CorpusError
-from bert_core.tasks.shapes import labelled, unused_fields
+from bert_core.errors import ConfigError, CorpusError, InputError
+from bert_core.tasks.shapes import (
+    BadRow,
+    LabelledRows,
+    Row,
+    kinds_of_bad,
+    labelled,
+    read_records,
+    told_of,
+    unused_fields,
+)
 from pipelines.corpus import docstrings, hub
 from pipelines.corpus.config import DOCSTRINGS
 from pipelines.runtime.progress import counted, say
@@ -20,6 +29,11 @@ from pipelines.runtime.stage import INPUT
 from tracking.runs import DatasetInput
 
 Split = Literal["train", "held_out"]
+BadRows = Literal["refuse", "skip"]
+Checked = Callable[[Sequence[Row]], list[Row | InputError]]
+"""`Task.checked` with the task's options."""
+BAD, STRIPPED = "rows_left_out_as_bad", "labels_with_spaces_removed"
+"""Remarks: how many rows were skipped, and how many labels had white space at their ends."""
 SPLITS_FOR: dict[Split, tuple[str, ...]] = {"train": ("train",), "held_out": ("test", "validation")}
 """Purpose → names of splits, in order of preference."""
 
@@ -41,6 +55,9 @@ class LabelledConfig:
     columns: dict[str, str] = field(default_factory=dict)
     """Field of the task → its column, if that has another name:
     `{text = "sentence1", text_pair = "sentence2"}`."""
+    bad_rows: BadRows = "refuse"
+    """What to do about rows that do not fit the task, such as those without a label: `refuse` them
+    all in one message, or `skip` them, counted by what is wrong with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,22 +89,41 @@ def labelled_files(config: LabelledConfig, split: Split) -> list[str]:
     return files.find_files(source)
 
 
+@dataclass(frozen=True)
+class RowsRead:
+    """The labelled rows of a source."""
+
+    rows: list[dict[str, Any]]
+    """In the order of the files."""
+    broken: int
+    """Lines that are broken in the published set, and were left out."""
+    remarks: dict[str, int]
+    """Rows that were skipped, and what was changed in others."""
+
+
 def read_labelled(
-    config: LabelledConfig, split: Split, shapes: tuple[type, type]
+    config: LabelledConfig,
+    split: Split,
+    shapes: tuple[type, type],
+    checked: Checked | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows with the fields of a task's shapes, in the order of the files.
-
-    Lines that are broken in the published set are left out, and reported.
-
-    Raises: CorpusError naming a column that is missing or a row that does not fit.
-    """
-    return labelled_rows(config, split, shapes)[0]
+    """The rows of `labelled_rows` alone."""
+    return labelled_rows(config, split, shapes, checked).rows
 
 
 def labelled_rows(
-    config: LabelledConfig, split: Split, shapes: tuple[type, type]
-) -> tuple[list[dict[str, Any]], int]:
-    """The rows of `read_labelled`, and how many broken lines were left out."""
+    config: LabelledConfig,
+    split: Split,
+    shapes: tuple[type, type],
+    checked: Checked | None = None,
+) -> RowsRead:
+    """Rows with the fields of a task's shapes, as the task reads them.
+
+    What is left out is reported: lines that are broken in the published set and, if `config` says
+    so, rows that do not fit.
+
+    Raises: CorpusError naming a column that is missing, or all rows that do not fit.
+    """
     tables: list[tuple[str, list[dict[str, Any]], dict[str, str]]] = []
     broken = 0
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
@@ -107,12 +143,46 @@ def labelled_rows(
     unused = set.intersection(
         *(unused_fields(records, shapes, columns) for _, records, columns in tables)
     )
-    rows = [
-        row
+    read = {
+        path: read_records(records, shapes, columns, path, unused)
         for path, records, columns in tables
-        for row in labelled(records, shapes, columns, path, unused)
+    }
+    rows, bad = _checked(read, config.source, checked)
+    total = sum(len(records) for _, records, _ in tables)
+    if bad and config.bad_rows == "refuse":
+        raise CorpusError(
+            f'{told_of(bad, total)} (bad_rows = "skip" beside the source leaves such rows out)'
+        )
+    if bad and not rows:
+        raise CorpusError(f"{told_of(bad, total)}: none is left")
+    for path in read:
+        if of_file := [row for row in bad if row.source == path]:
+            say(f"{path}: left out {counted(len(of_file), 'row')}: {kinds_of_bad(of_file)}")
+    stripped = sum(part.stripped for part in read.values())
+    return RowsRead(rows, broken, {BAD: len(bad), STRIPPED: stripped})
+
+
+def _checked(
+    read: dict[str, LabelledRows], source: str, checked: Checked | None
+) -> tuple[list[dict[str, Any]], list[BadRow]]:
+    """The rows of all files as the task reads them, and those that it cannot read, by file."""
+    rows = [row for part in read.values() for row in part.rows]
+    taken: Sequence[Row | InputError] = rows
+    if checked is not None:
+        with rows_of(source):
+            taken = checked(rows)
+    places = [(path, number) for path, part in read.items() for number in part.numbers]
+    bad = [
+        *(row for part in read.values() for row in part.bad),
+        *(
+            BadRow(path, number, str(row))
+            for (path, number), row in zip(places, taken, strict=True)
+            if isinstance(row, InputError)
+        ),
     ]
-    return rows, broken
+    order = {path: place for place, path in enumerate(read)}
+    bad.sort(key=lambda row: (order[row.source], row.number))
+    return [dict(row) for row in taken if not isinstance(row, InputError)], bad
 
 
 @contextmanager
@@ -156,7 +226,8 @@ def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]
 
 def labelled_input(name: str, config: LabelledConfig, split: Split) -> DatasetInput:
     """A labelled set by name and sha256; for several files the sha256 over theirs, one per line,
-    and over the names of classes if the data set's card states them."""
+    and over the names of classes if the data set's card states them.
+    """
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
     digests = [files.sha256_of(path) for path in paths]
     if classes:

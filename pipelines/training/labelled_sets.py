@@ -1,6 +1,7 @@
 """The labelled sets of a training stage, and what each is for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,9 @@ from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
 from bert_core.wording import nearest, one_of
-from pipelines.corpus.labelled import labelled_input, read_labelled, rows_of
+from pipelines.corpus.labelled import labelled_input, labelled_rows, rows_of
 from pipelines.runtime.description import without_secrets
-from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, print_remarks
+from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, print_remarks, say
 from pipelines.runtime.stage import bundle_input
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.selection import SelectionConfig
@@ -55,6 +56,17 @@ def trainable_task(name: str) -> "type[Task]":
 
 
 @dataclass(frozen=True)
+class Parts:
+    """The rows of a training, divided by what they are for, before they are encoded."""
+
+    task: "Task"
+    """As the training rows define it."""
+    rows: dict[str, list[dict[str, Any]]]
+    read: dict[str, dict[str, int]]
+    """What was left out or changed when they were read, of training rows with selection rows."""
+
+
+@dataclass(frozen=True)
 class LabelledSet:
     """Rows as they were read, and encoded as windows."""
 
@@ -63,6 +75,8 @@ class LabelledSet:
     """Of training rows, only windows that have something to learn from."""
     cut: int
     """Number of rows whose windows lack a part of the input, or the answer."""
+    read: dict[str, int] = field(default_factory=dict)
+    """What was left out or changed when the rows were read."""
 
     @property
     def left_out(self) -> int:
@@ -81,8 +95,8 @@ def read_sets(
     from bert_core.tasks.catalog import TASKS
 
     kind = TASKS[config.task]
-    task, parts = read_parts(config, kind, kind.options_of(config.options))
-    task = task.in_order_of(bundle.task).adapted(bundle.state)
+    parts = read_parts(config, kind, kind.options_of(config.options))
+    task = parts.task.in_order_of(bundle.task).adapted(bundle.state)
     return task, encoded(config, bundle, config.model, task, parts)
 
 
@@ -91,15 +105,17 @@ def read_parts(
     kind: "type[Task]",
     options: Any,
     known: "Task | None" = None,
-) -> tuple["Task", dict[str, list[dict[str, Any]]]]:
-    """The task as the training rows define it, and the rows of each set by name.
+) -> Parts:
+    """The task as the training rows define it, and the rows of each set.
 
     Args:
         known: the task, if another model has already learned it.
     Raises: CorpusError naming what does not fit the task.
     """
-    rows = read_labelled(config.train, "train", kind.shapes(options))
-    rows = few_per_class(rows, config.rows_per_class)
+    read = labelled_rows(
+        config.train, "train", kind.shapes(options), partial(kind.checked, options=options)
+    )
+    rows, remarks = few_per_class(read.rows, config.rows_per_class), {TRAIN: read.remarks}
     with rows_of(config.train.source):
         if known is not None:
             known.check_rows(rows)
@@ -109,10 +125,18 @@ def read_parts(
         task = task.to_learn(parts[TRAIN])
     if SELECTION in parts and config.selection.metric is not None:
         # Before an epoch of training shows what its scores are.
-        config.selection.check_metric(task.baseline(parts[SELECTION]))
+        metric = config.selection.named(task.baseline(parts[SELECTION]))
+        if metric != config.selection.metric:
+            say(f"selection.metric: {config.selection.metric} is {metric}")
     if config.held_out is not None:
-        parts[HELD_OUT] = read_labelled(config.held_out, HELD_OUT, task.shapes(task.chosen))
-    return task, parts
+        read = labelled_rows(
+            config.held_out,
+            HELD_OUT,
+            task.shapes(task.chosen),
+            partial(task.checked, options=task.chosen),
+        )
+        parts[HELD_OUT], remarks[HELD_OUT] = read.rows, read.remarks
+    return Parts(task, parts, remarks)
 
 
 def encoded(
@@ -120,15 +144,15 @@ def encoded(
     bundle: "Bundle",
     name: str,
     task: "Task",
-    parts: dict[str, list[dict[str, Any]]],
+    parts: Parts,
 ) -> dict[str, LabelledSet]:
     """The rows of each set, encoded for the encoder of a bundle with this name.
 
     Raises: ConfigError if `max_length` is too long for it, or a batch is too small for all workers;
         CorpusError if there are too few training rows, or a row does not fit the task.
     """
-    _check_groups(config.batch_size, config.most_workers, task, parts[TRAIN])
-    training, selecting = len(parts[TRAIN]), len(parts.get(SELECTION, []))
+    _check_groups(config.batch_size, config.most_workers, task, parts.rows[TRAIN])
+    training, selecting = len(parts.rows[TRAIN]), len(parts.rows.get(SELECTION, []))
     if training < config.batch_size:
         of_which = f", of which {selecting} are selection rows" if selecting else ""
         raise CorpusError(
@@ -137,7 +161,7 @@ def encoded(
         )
     _check_length(config.max_length, bundle, name)
     sets = {}
-    for part, rows in parts.items():
+    for part, rows in parts.rows.items():
         source = config.held_out if part == HELD_OUT else config.train
         assert source is not None
         with rows_of(f"{source.source} ({part})"):
@@ -145,7 +169,7 @@ def encoded(
         cut = cut_rows(windows)
         if part == TRAIN:
             windows = [window for window in windows if not window.is_unlabelled]
-        sets[part] = LabelledSet(rows, windows, cut)
+        sets[part] = LabelledSet(rows, windows, cut, parts.read.get(part, {}))
     if sets[TRAIN].left_out and len(sets[TRAIN].windows) < config.batch_size:
         raise CorpusError(
             f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows with "
@@ -262,7 +286,7 @@ def remarks_of(
     for split, source in ((TRAIN, config.train), (HELD_OUT, config.held_out)):
         if source is not None:
             rows = sets[split].rows
-            of_split = task.remarks(rows) | {CUT: sets[split].cut}
+            of_split = sets[split].read | task.remarks(rows) | {CUT: sets[split].cut}
             if split == TRAIN:
                 of_split[LEFT_OUT] = sets[split].left_out
             if split == HELD_OUT:

@@ -7,10 +7,27 @@ from typing import TYPE_CHECKING
 
 from bert_core.checks import NonNegativeInt, PositiveFinite, ShareBelowOne, check_fields
 from bert_core.errors import ConfigError
+from bert_core.wording import one_of
 from tracking.metric_names import LOSS, TASK, measured_on
 
 if TYPE_CHECKING:
     from bert_core.tasks.base import Task
+
+
+def metric_in_full(field: str, name: str, metrics: Collection[str]) -> str:
+    """The metric that a user means.
+
+    Args:
+        field: of the config that names it.
+    Raises: ConfigError if it is none of these, or could be several.
+    """
+    if name in metrics:
+        return name
+    of_labels = [each for each in metrics if each.startswith(f"{name}_of_")]
+    if len(of_labels) == 1:
+        return of_labels[0]
+    why = ", which is of one label: name it, or set options.positive_label" if of_labels else ""
+    raise ConfigError(f"{field}: wanted {one_of(metrics)}, got {name!r}{why}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +58,16 @@ class SelectionConfig:
         """The factor that turns the metric into a cost, where lower is better."""
         return 1 if self.metric == LOSS or self.metric in task.lower_is_better else -1
 
-    def check_metric(self, scores: Collection[str]) -> None:
-        """Check the metric to select by.
+    def named(self, scores: Collection[str]) -> str | None:
+        """The metric to select by, in full: `f1` is `f1_of_spam` if that is the only F1.
 
         Args:
             scores: names of the task's metrics; empty if they are not known yet.
         Raises: ConfigError unless it is one of these, or the loss.
         """
-        if scores and self.metric not in (None, LOSS, *scores):
-            raise ConfigError(
-                f"selection.metric: wanted one of loss, {', '.join(scores)}, got {self.metric!r}"
-            )
+        if not scores or self.metric in (None, LOSS, *scores):
+            return self.metric
+        return metric_in_full("selection.metric", str(self.metric), [LOSS, *scores])
 
     def cost(self, task: "Task") -> Callable[[dict[str, float]], float]:
         """A function from a worker's `measure` results to a cost: lower is better."""
@@ -60,8 +76,7 @@ class SelectionConfig:
 
         def of(measured: dict[str, float]) -> float:
             scores = measured_on(TASK, measured)
-            self.check_metric(scores)
-            return self.sign(type(task)) * scores[self.metric or task.main_metric(scores)]
+            return self.sign(type(task)) * scores[self.named(scores) or task.main_metric(scores)]
 
         return of
 

@@ -402,7 +402,8 @@ def test_a_version_carries_the_card_of_its_model(evaluated: Any, tmp_path: Path)
     data = ModelCardData(**ModelCard(text).data.to_dict())
     counts = read_manifest(str(folder)).counts
     assert {each.metric_type: each.metric_value for each in data.eval_results or []} == {
-        name: counts[name] for name in ("accuracy", "macro_f1", "matthews", "f1")
+        name: counts[name]
+        for name in ("accuracy", "macro_f1", "matthews", "f1_of_early", "f1_of_late")
     }
     row = (
         f"| accuracy | {counts['accuracy']:.4g} | {counts['accuracy_low']:.4g} to "

@@ -74,7 +74,8 @@ def test_a_line_says_what_came_out(stage: str, counts: dict[str, object], told: 
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("accuracy", "42.3 %"), ("mse", "0.423"), ("spearman", "0.423")]
+    ("name", "told"),
+    [("accuracy", "42.3 %"), ("f1_of_loss", "42.3 %"), ("mse", "0.423"), ("spearman", "0.423")],
 )
 def test_only_a_share_is_told_in_percent(name: str, told: str) -> None:
     assert plain(figure(name, 0.423)) == told

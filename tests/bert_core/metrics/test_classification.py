@@ -5,6 +5,7 @@ import pytest
 
 from bert_core.metrics.classification import (
     by_label,
+    f1_names,
     multi_label_metrics,
     single_label_metrics,
     wrong_labels,
@@ -17,9 +18,9 @@ def drawn(labels: int, rows: int = 200) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_accuracy_is_the_share_that_is_right() -> None:
-    metrics = single_label_metrics(np.array([0, 1, 2, 2]), np.array([0, 1, 1, 2]), num_labels=3)
+    metrics = single_label_metrics(np.array([0, 1, 2, 2]), np.array([0, 1, 1, 2]))
     assert metrics["accuracy"] == 0.75
-    assert "f1" not in metrics
+    assert list(metrics) == ["accuracy", "macro_f1", "matthews"]
 
 
 def test_macro_f1_is_the_mean_of_each_class_f1() -> None:
@@ -28,16 +29,16 @@ def test_macro_f1_is_the_mean_of_each_class_f1() -> None:
     for label in range(4):
         hit = ((predicted == label) & (labels == label)).sum()
         scores.append(2 * hit / ((predicted == label).sum() + (labels == label).sum()))
-    metrics = single_label_metrics(predicted, labels, num_labels=4)
+    metrics = single_label_metrics(predicted, labels)
     assert metrics["macro_f1"] == pytest.approx(np.mean(scores))
 
 
 def test_a_class_never_predicted_counts_zero() -> None:
-    metrics = single_label_metrics(np.array([0, 0, 0]), np.array([0, 0, 1]), num_labels=2)
+    metrics = single_label_metrics(np.array([0, 0, 0]), np.array([0, 0, 1]), f1_of={1: "f1_of_b"})
     assert metrics["macro_f1"] == pytest.approx(0.8 / 2)
-    assert metrics["f1"] == metrics["matthews"] == 0.0
-    alone = single_label_metrics(np.array([1, 1]), np.array([1, 1]), num_labels=2)
-    assert (alone["accuracy"], alone["f1"], alone["matthews"]) == (1.0, 1.0, 0.0)
+    assert metrics["f1_of_b"] == metrics["matthews"] == 0.0
+    alone = single_label_metrics(np.array([1, 1]), np.array([1, 1]), f1_of={1: "f1_of_b"})
+    assert (alone["accuracy"], alone["f1_of_b"], alone["matthews"]) == (1.0, 1.0, 0.0)
 
 
 def test_f1_and_matthews_of_two_labels_are_those_of_their_table() -> None:
@@ -45,18 +46,18 @@ def test_f1_and_matthews_of_two_labels_are_those_of_their_table() -> None:
     tp = int(((predicted == 1) & (labels == 1)).sum())
     fp, fn = int(((predicted == 1) & (labels == 0)).sum()), int((predicted < labels).sum())
     tn = len(labels) - tp - fp - fn
-    metrics = single_label_metrics(predicted, labels, num_labels=2)
-    assert metrics["f1"] == pytest.approx(2 * tp / (2 * tp + fp + fn))
+    metrics = single_label_metrics(predicted, labels, f1_of={1: "f1_of_b"})
+    assert metrics["f1_of_b"] == pytest.approx(2 * tp / (2 * tp + fp + fn))
     below = np.sqrt(float((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
     assert metrics["matthews"] == pytest.approx((tp * tn - fp * fn) / below)
 
 
 def test_rows_out_of_scope_are_counted_apart() -> None:
     predicted, labels = np.array([0, 1, 2, 2, 0]), np.array([0, 0, 2, 0, 2])
-    metrics = single_label_metrics(predicted, labels, num_labels=3, out_of_scope=2)
+    metrics = single_label_metrics(predicted, labels, out_of_scope=2)
     assert metrics["in_scope_accuracy"] == pytest.approx(1 / 3)
     assert metrics["out_of_scope_recall"] == 0.5
-    none = single_label_metrics(predicted[:2], labels[:2], num_labels=3, out_of_scope=2)
+    none = single_label_metrics(predicted[:2], labels[:2], out_of_scope=2)
     assert "out_of_scope_recall" not in none
 
 
@@ -83,7 +84,7 @@ def test_the_mean_f1_of_all_labels_is_macro_f1(count: int) -> None:
     predicted, labels = drawn(count + 1)
     figures = by_label(predicted, labels, [f"{n}" for n in range(count + 1)])
     mean = np.mean([each["f1"] for each in figures.values()])
-    metrics = single_label_metrics(predicted, labels, num_labels=count + 1)
+    metrics = single_label_metrics(predicted, labels)
     assert mean == pytest.approx(metrics["macro_f1"])
 
 
@@ -115,7 +116,7 @@ def test_figures_are_those_of_scikit_learn(labels: int, rows: int) -> None:
     rng = np.random.default_rng(rows)
     wanted = rng.integers(0, labels, rows)
     given = np.where(rng.random(rows) < 0.5, wanted, rng.integers(-1, labels, rows))
-    metrics = single_label_metrics(given, wanted, num_labels=labels)
+    metrics = single_label_metrics(given, wanted, f1_of={1: "f1_of_b"})
     varies = len(np.union1d(given, wanted)) > 1
     macro = {"average": "macro", "zero_division": 0}
     assert metrics["macro_f1"] == pytest.approx(f1_score(wanted, given, **macro), abs=1e-12)
@@ -123,7 +124,7 @@ def test_figures_are_those_of_scikit_learn(labels: int, rows: int) -> None:
     assert metrics["matthews"] == pytest.approx(matthews, abs=1e-12)
     if labels == 2:
         f1 = f1_score(wanted == 1, given == 1, zero_division=0)
-        assert metrics["f1"] == pytest.approx(f1, abs=1e-12)
+        assert metrics["f1_of_b"] == pytest.approx(f1, abs=1e-12)
     names = [str(label) for label in range(labels)]
     figures_by_label = precision_recall_fscore_support(
         wanted, given, labels=range(labels), average=None, zero_division=0
@@ -143,3 +144,29 @@ def test_figures_of_several_labels_are_those_of_scikit_learn(rows: int) -> None:
     for average in ("micro", "macro"):
         f1 = f1_score(wanted, given, average=average, zero_division=0)
         assert metrics[f"{average}_f1"] == pytest.approx(f1, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("labels", "positive", "names"),
+    [
+        (["0", "1"], None, {1: "f1_of_1"}),  # scikit-learn's pos_label=1
+        (["False", "True"], None, {1: "f1_of_True"}),
+        # scikit-learn refuses: "pos_label=1 is not a valid label".
+        (["fraud", "legit"], None, {0: "f1_of_fraud", 1: "f1_of_legit"}),
+        (["fraud", "legit"], "fraud", {0: "f1_of_fraud"}),
+        (["a", "b", "c"], None, {}),
+        (["a", "b", "c"], "b", {1: "f1_of_b"}),
+        (["a/b", "a?b"], None, {0: "f1_of_a_b", 1: "f1_of_a_b_1"}),
+    ],
+)
+def test_f1_is_named_after_its_label(
+    labels: list[str], positive: str | None, names: dict[int, str]
+) -> None:
+    assert f1_names(labels, positive) == names
+
+
+def test_the_names_of_metrics_are_taken_by_mlflow() -> None:
+    from mlflow.utils.validation import _validate_metric_name
+
+    for name in f1_names(["caf\u00e9 \u00fcber", "a/b?#%\n" * 100]).values():
+        _validate_metric_name(name)

@@ -10,9 +10,9 @@ from bert_core.metrics.glue import SCORED_TASKS, SETS, submission_lines, task_sc
 MEASURED = {
     "cola": {"matthews": 0.521, "accuracy": 0.9},
     "sst2": {"accuracy": 0.935},
-    "mrpc": {"f1": 0.889, "accuracy": 0.849},
+    "mrpc": {"f1_of_1": 0.889, "accuracy": 0.849},
     "stsb": {"pearson": 0.871, "spearman": 0.858, "mse": 0.4},
-    "qqp": {"f1": 0.712, "accuracy": 0.892},
+    "qqp": {"f1_of_1": 0.712, "accuracy": 0.892},
     "mnli": {"accuracy": 0.846},
     "mnli_mismatched": {"accuracy": 0.834},
     "qnli": {"accuracy": 0.905},
@@ -33,7 +33,9 @@ def test_a_task_is_the_mean_of_its_metrics_and_mnli_of_its_sets() -> None:
 def test_a_task_that_is_not_whole_has_no_score() -> None:
     some = {name: MEASURED[name] for name in ("sst2", "mnli", "ax")}
     assert task_scores(some) == {"sst2": 0.935}
-    with pytest.raises(ConfigError, match="mrpc: wanted f1 and accuracy, got accuracy: evaluate"):
+    with pytest.raises(
+        ConfigError, match="mrpc: wanted f1_of_1 and accuracy, got accuracy: evaluate"
+    ):
         task_scores({"mrpc": {"accuracy": 0.8}})
 
 

@@ -114,7 +114,7 @@ NAN = float("nan")
         (
             QuestionAnswering,
             QUESTION | {"answers": [{"text": "", "answer_start": 0}]},
-            "row 1: wanted answers with a text and its answer_start, got {'text': ''",
+            "wanted answers with a text and its answer_start, a whole number, got {'text': ''",
         ),
         (
             QuestionAnswering,
@@ -225,7 +225,7 @@ def test_held_out_rows_of_one_class_have_finite_metrics() -> None:
         (
             QuestionAnswering(),
             QUESTION | {"answers": [{"text": "red", "answer_start": 0}]},
-            "row 1: wanted an answer that is in the passage, 'red' is not",
+            "row 1: wanted an answer that is in the passage, got 'red'",
         ),
     ],
 )

@@ -110,3 +110,25 @@ def test_answers_of_a_model_with_other_labels_are_wrong_not_an_error() -> None:
     rows = [{"text": "x", "label": "ham"}, {"text": "y", "label": "spam"}]
     answers = [[{"label": "ham", "score": 1.0}], [{"label": "eggs", "score": 1.0}]]
     assert TASK.metrics(TASK.compare(rows, answers))["accuracy"] == 0.5
+
+
+def test_f1_of_the_label_that_is_asked_for() -> None:
+    """A tenth fraud, none of it found: no F1 may look good without saying whose it is."""
+    rows = [{"text": "a", "label": "fraud" if place % 10 == 0 else "legit"} for place in range(100)]
+    answers = [[{"label": "legit", "score": 1.0}]] * 100
+    both = TextClassification.from_rows(rows)
+    metrics = both.metrics(both.compare(rows, answers))
+    assert (metrics["f1_of_fraud"], round(metrics["f1_of_legit"], 3)) == (0.0, 0.947)
+    assert "f1" not in metrics
+    asked = TextClassification.from_rows(rows, TextClassificationOptions(positive_label="fraud"))
+    assert [name for name in asked.metrics(asked.compare(rows, answers)) if "f1_of" in name] == [
+        "f1_of_fraud"
+    ]
+    assert asked.is_comparable(both)
+    with pytest.raises(CorpusError, match="positive_label: wanted one of the labels, got 'spam'"):
+        TextClassification.from_rows(rows, TextClassificationOptions(positive_label="spam"))
+    several = TextClassificationOptions(multi_label=True, positive_label="x")
+    rows = [{"text": "a", "labels": ["x"]}, {"text": "b", "labels": ["y"]}]
+    task = TextClassification.from_rows(rows, several)
+    answers = [[{"label": "x", "score": 0.9}]] * 2
+    assert task.metrics(task.compare(rows, answers))["f1_of_x"] == pytest.approx(2 / 3)

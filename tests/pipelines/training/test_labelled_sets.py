@@ -16,6 +16,7 @@ from pipelines.training.labelled_sets import (
     shown_rows,
     trainable_task,
 )
+from pipelines.training.selection import SelectionConfig
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -97,3 +98,15 @@ def test_groups_are_measured_by_any_number_of_workers() -> None:
             for size in batch["groups"]
         ]
         assert sorted(groups) == [20, 100, 100, 100, 100, 100]
+
+
+def test_f1_is_of_a_label_that_is_named() -> None:
+    two = ["accuracy", "f1_of_fraud", "f1_of_legit"]
+    config = SelectionConfig(share=0.1, metric="f1")
+    assert config.named(["accuracy", "f1_of_fraud"]) == "f1_of_fraud"
+    assert SelectionConfig(share=0.1, metric="f1_of_legit").named(two) == "f1_of_legit"
+    assert config.named(["accuracy", "f1"]) == "f1", "of entities"
+    with pytest.raises(ConfigError, match="got 'f1', which is of one label: name it, or set opt"):
+        config.named(two)
+    with pytest.raises(ConfigError, match=r"wanted one of loss, accuracy, got 'f1'$"):
+        config.named(["accuracy"])

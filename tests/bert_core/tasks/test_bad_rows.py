@@ -1,0 +1,159 @@
+"""Values of the right type that mean something else, and all bad rows of a file in one message."""
+
+import re
+from typing import Any
+
+import pytest
+
+from bert_core.errors import CorpusError, InputError
+from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.shapes import labelled, read_records
+from bert_core.tasks.text_classification import TextClassification
+from tests.labelled_rows import EVERY_KIND
+
+BLUE = {"question": "is the sea blue", "context": "the sea is blue"}
+CHOICES = {"text": "a", "choices": ["b", "c"]}
+PAIR = {"text": "a", "text_pair": "b"}
+
+
+@pytest.mark.parametrize(("task", "kind"), EVERY_KIND)
+def test_the_rows_of_every_kind_are_read_as_they_are(task: Any, kind: Any) -> None:
+    rows = [dict(row) for row in kind.rows]
+    assert task.checked(rows, task.options_of(kind.options)) == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "row", "message"),
+    [
+        (
+            "text-classification", {"multi_label": True}, {"text": "a", "labels": ["x", "y", "x"]},
+            "wanted each label once, got 'x' 2 times",
+        ),
+        ("multiple-choice", {}, CHOICES | {"label": 2}, "wanted a label from 0 to 1, the index"),
+        ("multiple-choice", {}, CHOICES | {"label": -1}, "wanted a label from 0 to 1, the index"),
+        ("token-classification", {}, {"tokens": ["a"], "tags": ["O", "O"]}, "one tag per word"),
+        (
+            "question-answering", {}, BLUE | {"answers": [{"text": "red", "answer_start": 0}]},
+            "wanted an answer that is in the passage, got 'red'",
+        ),
+        ("text-ranking", {}, PAIR | {"score": -1.0}, "wanted a score of at least 0"),
+        ("text-ranking", {"highest_score": 3}, PAIR | {"score": 4.0}, "a score of at most 3"),
+        ("feature-extraction", {"highest_score": 5}, PAIR | {"score": 6.0}, "from -5 to 5"),
+        ("feature-extraction", {"highest_score": 5}, PAIR | {"score": -6.0}, "from -5 to 5"),
+        (
+            "feature-extraction", {}, PAIR | {"score": 1.0, "negatives": ["c"]},
+            "wanted a score or negatives, got both",
+        ),
+        ("next-sentence-prediction", {}, PAIR | {"label": "1"}, "the label IsNext or NotNext"),
+        (
+            "sentence-similarity", {},
+            {"source_sentence": "a", "sentences": ["b", "c"], "scores": [1.0]},
+            "wanted a score for each of 2 sentences, got 1",
+        ),
+    ],
+)  # fmt: skip
+def test_a_row_with_another_meaning_is_named(
+    name: str, options: dict[str, Any], row: dict[str, Any], message: str
+) -> None:
+    task = TASKS[name]
+    several = options.get("multi_label", False)
+    kind = next(kind for kind in task.kinds if kind.options.get("multi_label", False) == several)
+    good = kind.rows[-1]
+    before, fault, after = task.checked([good, row, good], task.options_of(options))
+    assert (before, after) == (good, good)
+    assert isinstance(fault, InputError)
+    assert message in str(fault)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [[1, 0, 0], [0, 1, 0], [0, 0, 1]],  # setfit#337
+        [[1, 0], [0, 1], [1, 0]],
+        [["1", "0"], ["0", "0"], ["0", "1"]],
+        [[True, False], [False, True], [False, False]],
+    ],
+)
+def test_a_column_per_class_is_not_names_of_labels(labels: list[list[Any]]) -> None:
+    options = TextClassification.options(multi_label=True)
+    records = [{"text": "a", "labels": each} for each in labels]
+    rows = labelled(records, TextClassification.shapes(options), {}, "a.jsonl")
+    with pytest.raises(CorpusError, match="which look like a column per label: write the names"):
+        TextClassification.checked(rows, options)
+    # The remedy, and numbers of labels, in sets of other sizes.
+    for named in ([["a"], ["b"], []], [["1", "0"], ["0"], ["1"]]):
+        rows = [{"text": "a", "labels": each} for each in named]
+        assert TextClassification.checked(rows, options) == rows
+
+
+def test_choices_that_are_counted_from_1_are_not_taken_for_others() -> None:
+    task = TASKS["multiple-choice"]
+    with pytest.raises(CorpusError, match="so they count from 1: subtract 1 from every label"):
+        task.checked([CHOICES | {"label": 1}, CHOICES | {"label": 2}])
+    some = task.checked([CHOICES | {"label": 0}, CHOICES | {"label": 2}])
+    assert isinstance(some[1], InputError), "one wrong row alone"
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([3, "x"], 'got a number (row 1: 3) and text (row 2: "x")'),
+        (["1", 1.0], 'got text (row 1: "1") and a number (row 2: 1.0)'),
+        ([1, True], "got a number (row 1: 1) and true or false (row 2: true)"),
+    ],
+)
+def test_labels_of_two_types_are_refused(labels: list[Any], message: str) -> None:
+    records = [{"text": "a", "label": label} for label in labels]
+    with pytest.raises(CorpusError, match=re.escape(message)):
+        labelled(records, TextClassification.shapes(), {}, "a.jsonl")
+    labelled([records[0]] * 2, TextClassification.shapes(), {}, "a.jsonl")
+
+
+@pytest.mark.parametrize("number", ["1_000", "٣", "0x10", "nan", "1,5", ""])
+def test_what_is_no_number_in_a_table_is_none(number: str) -> None:
+    shapes = TASKS["text-regression"].shapes()
+    with pytest.raises(CorpusError, match="wanted a number in the column 'score'"):
+        labelled([{"text": "a", "score": number}], shapes, {}, "a.csv")
+
+
+def test_white_space_at_the_ends_is_no_part_of_a_label() -> None:
+    records = [{"text": " a ", "label": label} for label in ("files ", " files", "files", "\xa0x")]
+    read = read_records(records, TextClassification.shapes(), {}, "a.csv")
+    assert [row["label"] for row in read.rows] == ["files", "files", "files", "x"]
+    assert read.stripped == 3
+    assert read.rows[0]["text"] == " a "
+    tags = [{"tokens": [" a"], "tags": ["B-x "]}]
+    read = read_records(tags, TASKS["token-classification"].shapes(), {}, "a.jsonl")
+    assert (read.rows, read.stripped) == ([{"tokens": [" a"], "tags": ["B-x"]}], 1)
+
+
+def test_labels_that_look_alike_and_rare_ones_are_told() -> None:
+    labels = ["Billing", "billing", "caf\u00e9", "cafe\u0301", "log in", "login", "x", "x"]
+    rows = [{"text": "a", "label": label} for label in labels]
+    told = TextClassification.from_rows(rows).remarks(rows)
+    alike = told["labels_that_differ_only_by_case_or_spaces"]
+    assert alike == "'Billing' and 'billing'; 'cafe\u0301' and 'caf\u00e9'; 'log in' and 'login'"
+    assert "'x'" not in str(told["labels_with_fewer_than_2_rows"])
+    clean = [{"text": "a", "label": label} for label in ("x", "y") * 2]
+    told = TextClassification.from_rows(clean).remarks(clean)
+    assert not any(name.startswith("labels_") for name in told)
+
+
+def test_an_answer_before_the_passage_that_is_empty_is_none() -> None:
+    task = TASKS["question-answering"]
+    records = [BLUE | {"answers": [{"text": "", "answer_start": -1}]}]
+    rows = labelled(records, task.shapes(), {}, "a.jsonl")
+    assert task.checked(rows) == [BLUE | {"answers": []}]
+
+
+def test_all_bad_rows_are_in_one_message() -> None:
+    good = {"text": "a", "label": "x"}
+    records = [good, {"text": "a", "label": None}, {"text": 3, "label": "x"}, *[good] * 5]
+    records += [{"text": "a", "label": ""}] * 12
+    with pytest.raises(CorpusError) as raised:
+        labelled(records, TextClassification.shapes(), {}, "a.jsonl")
+    message = str(raised.value)
+    assert message.startswith("a.jsonl, row 2: wanted text in the column 'label', got nothing")
+    assert "; wanted text in the column 'text' in 1 other row (row 3); the same is wrong" in message
+    assert "in 12 other rows (rows 9, 10, 11, 12, 13, 14, 15, 16, 17, 18 and 2 more)" in message
+    assert message.endswith("; 14 of 20 rows in all")

@@ -1,0 +1,60 @@
+"""Rows that do not fit a task, whichever source they come from: refused together, or skipped."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_core.errors import CorpusError
+from bert_core.tasks.catalog import TASKS
+from pipelines.corpus.labelled import BAD, STRIPPED, LabelledConfig, labelled_rows
+
+GOOD = {"text": "a", "choices": ["b", "c"], "label": 0}
+OUT_OF_RANGE = GOOD | {"label": 5}
+NO_LABEL = GOOD | {"label": None}
+TASK = TASKS["multiple-choice"]
+
+
+def read(path: Path, rows: list[dict[str, Any]], **config: Any) -> Any:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = LabelledConfig(source=str(path), **config)
+    return labelled_rows(source, "train", TASK.shapes(), partial(TASK.checked, options=None))
+
+
+def test_bad_rows_are_refused_together_and_left_out_if_so_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, rows = tmp_path / "a.jsonl", [GOOD, OUT_OF_RANGE, GOOD, NO_LABEL, OUT_OF_RANGE]
+    with pytest.raises(CorpusError) as raised:
+        read(path, rows)
+    message = str(raised.value)
+    assert message.startswith(f"{path}, row 2: wanted a label from 0 to 1, the index of a choice")
+    assert "the same is wrong in 1 other row (row 5); 3 of 5 rows in all" in message
+    assert 'bad_rows = "skip" beside the source' in message, "which is the following"
+    found = read(path, rows, bad_rows="skip")
+    assert found.rows == [GOOD, GOOD]
+    assert found.remarks == {BAD: 3, STRIPPED: 0}
+    told = capsys.readouterr().out
+    assert f"{path}: left out 3 rows: wanted a label from … to …, the index of a choice" in told
+    assert "(rows 2, 5); wanted a whole number in the column 'label' (row 4)" in told
+    with pytest.raises(CorpusError, match=r"2 of 2 rows in all: none is left"):
+        read(path, [NO_LABEL, NO_LABEL], bad_rows="skip")
+
+
+def test_what_is_wrong_with_all_rows_together_is_not_left_out(tmp_path: Path) -> None:
+    rows = [GOOD | {"label": 1}, GOOD | {"label": 2}]
+    with pytest.raises(CorpusError, match=r"a\.jsonl, rows: wanted labels that count .* from 0"):
+        read(tmp_path / "a.jsonl", rows, bad_rows="skip")
+
+
+def test_questions_need_no_id(tmp_path: Path) -> None:
+    """The field is optional: transformers' and bert's readers make one if there is none."""
+    question = {"question": "is it", "answers": [{"text": "it", "answer_start": 0}]}
+    paragraph = {"context": "it is", "qas": [question]}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    source = LabelledConfig(source=str(path), format="squad")
+    (row,) = labelled_rows(source, "train", TASKS["question-answering"].shapes()).rows
+    assert row == question | {"context": "it is"}
