@@ -25,7 +25,7 @@ from bert_core.tasks.shapes import (
 from pipelines.corpus import docstrings, hub
 from pipelines.corpus.config import DOCSTRINGS
 from pipelines.runtime.progress import counted, say
-from pipelines.runtime.stage import INPUT
+from pipelines.runtime.stage import INPUT_OR_WORD
 from tracking.runs import DatasetInput
 
 Split = Literal["train", "held_out"]
@@ -42,8 +42,8 @@ SPLITS_FOR: dict[Split, tuple[str, ...]] = {"train": ("train",), "held_out": ("t
 class LabelledConfig:
     """Which labelled rows to read."""
 
-    source: str = field(default=DOCSTRINGS, metadata=INPUT)
-    """A file, folder, glob or URI, optionally compressed (.gz, .bz2, .zst);
+    source: str = field(default="", metadata=INPUT_OR_WORD)
+    """Required. A file, folder, glob or URI, optionally compressed (.gz, .bz2, .zst);
     `hf://datasets/<owner>/<name>` on the Hugging Face hub; or `docstrings`: which library a
     docstring is from."""
     split: str | None = None
@@ -227,7 +227,14 @@ def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]
 def labelled_input(name: str, config: LabelledConfig, split: Split) -> DatasetInput:
     """A labelled set by name and sha256; for several files the sha256 over theirs, one per line,
     and over the names of classes if the data set's card states them.
+
+    Raises: ConfigError without a source.
     """
+    if not config.source:
+        raise ConfigError(
+            f"{name}.source: wanted labelled rows, got none: give --{name}.source with a file, a "
+            f"folder, hf://datasets/<owner>/<name>, or `{DOCSTRINGS}` for those of the quickstart"
+        )
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
     digests = [files.sha256_of(path) for path in paths]
     if classes:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 INPUT = {"input": True}
 """Metadata of a config field that locates an input: the input's digest counts, not its path."""
+INPUT_OR_WORD = {"input": True, "word": "docstrings"}
+"""The same of a field that also takes a word, which is no path."""
 REMARK = {"remark": True}
 """Metadata of a config field that affects only how the output is described, or how the run is
 watched."""
@@ -176,7 +178,7 @@ def _without_inputs(config: Any) -> dict[str, Any]:
         field.name: _without_inputs(value) if is_dataclass(value) else value
         for field in fields(config)
         for value in [getattr(config, field.name)]
-        if field.metadata not in (INPUT, REMARK)
+        if not _is_input(field) and field.metadata != REMARK
     }
 
 
@@ -241,10 +243,18 @@ def with_absolute_paths(config: Config) -> Config:
         if is_dataclass(value):
             changes[field.name] = with_absolute_paths(value)
         elif isinstance(value, str) and (
-            field.name == "output" or (field.metadata == INPUT and value != field.default)
+            field.name == "output" or (_is_input(field) and _is_path(field, value))
         ):
             changes[field.name] = files.absolute(value)
     return replace(config, **changes)
+
+
+def _is_input(field: Field) -> bool:
+    return "input" in field.metadata
+
+
+def _is_path(field: Field, value: Any) -> bool:
+    return value not in (field.default, field.metadata.get("word"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,7 +392,7 @@ def _input_paths(config: Any) -> Iterator[tuple[str, str]]:
         value = getattr(config, field.name)
         if is_dataclass(value):
             yield from ((f"{field.name}.{name}", path) for name, path in _input_paths(value))
-        elif field.metadata == INPUT and value and value != field.default:
+        elif _is_input(field) and value and _is_path(field, value):
             values = value.values() if isinstance(value, Mapping) else value
             for path in [value] if isinstance(value, str) else values:
                 if not path.startswith("models:"):

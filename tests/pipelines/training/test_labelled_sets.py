@@ -1,6 +1,7 @@
 """Which tasks labelled rows train, and which rows their bundles show."""
 
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -110,3 +111,28 @@ def test_f1_is_of_a_label_that_is_named() -> None:
         config.named(two)
     with pytest.raises(ConfigError, match=r"wanted one of loss, accuracy, got 'f1'$"):
         config.named(["accuracy"])
+
+
+@pytest.mark.parametrize("word", ["finetune", "tune", "distill", "evaluate"])
+def test_a_stage_without_labelled_rows_asks_for_them(
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It does not learn from those of the quickstart, and no run is recorded."""
+    from pipelines import cli
+    from tests import tiny
+
+    searched = ["--search.space", '{"lr": [1e-4]}', "--selection.share", "0.5"]
+    options = searched if word == "tune" else []
+    bundle = str(
+        tiny.bundle(tmp_path / "bundle", tiny.tokenizer(), task=TextClassification(["a", "b"]))
+    )
+    model = "teacher" if word == "distill" else "model"
+    rows = "held_out" if word == "evaluate" else "train"
+    arguments = [word, f"--{model}", bundle, "--output", str(tmp_path / "out"), *options]
+    uri = ["--tracking_uri", f"sqlite:///{tmp_path}/mlflow.db", "--num_workers", "0"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*arguments, *uri])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert f"{rows}.source: wanted labelled rows, got none: give --{rows}.source with a" in told
+    assert not (tmp_path / "mlflow.db").exists()
