@@ -19,7 +19,7 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from bert_core.wording import one_of
-from pipelines.corpus.labelled import labelled_input
+from pipelines.corpus.labelled import labelled_input, usual_columns
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT, Result, bundle_input, input_digest, run_stage
 from pipelines.training.config import LabelledTrainingConfig, check_variant
@@ -187,7 +187,7 @@ def _on_labelled_rows(
     options = _options(config, teacher)
     learned = teacher.task is not None and teacher.task.name == config.task and not kind.headless
     known = kind(teacher.task.labels, options) if learned and teacher.task is not None else None
-    parts = read_parts(config, kind, options, known)
+    parts = read_parts(config, kind, options, known, usual_columns(teacher, config.task))
     if known is not None and "max_length" in kind.own_options:
         _tell_other_windows(config.max_length, teacher.task)
     pair = _teacher_student(config, folders)

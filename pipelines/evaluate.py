@@ -25,6 +25,7 @@ from pipelines.corpus.labelled import (
     labelled_input,
     labelled_rows,
     rows_of,
+    usual_columns,
 )
 from pipelines.runtime.description import without_secrets
 from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, print_remarks, say
@@ -89,7 +90,8 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
             "leave it out"
         )
     checked = partial(task.checked, options=task.chosen, learned=False)
-    read = labelled_rows(config.held_out, "held_out", task.shapes(task.chosen), checked)
+    usual = usual_columns(predictor.bundle, task.name)
+    read = labelled_rows(config.held_out, "held_out", task.shapes(task.chosen), checked, usual)
     rows = read.rows
     with rows_of(config.held_out.source):
         baseline = task.baseline(rows)  # first, since it raises on labels unknown to the task

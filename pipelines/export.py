@@ -21,6 +21,7 @@ from pipelines.corpus.labelled import (
     labelled_input,
     read_labelled,
     rows_of,
+    usual_columns,
 )
 from pipelines.runtime.description import without_secrets
 from pipelines.runtime.progress import SEEN, meter, say
@@ -177,7 +178,8 @@ def _to_calibrate(
         chosen = _spread(held_out, min(config.calibration_rows, max(1, len(held_out) // 4)))
     else:
         shapes = task.shapes(task.chosen)[0], Unlabelled
-        rows = read_labelled(config.calibration, "train", shapes)
+        usual = usual_columns(predictor.bundle, task.name)
+        rows = read_labelled(config.calibration, "train", shapes, usual=usual)
         known = set(task.digests(held_out, task.chosen).tolist())
         digests = task.digests(rows, task.chosen).tolist()
         rows = [row for row, digest in zip(rows, digests, strict=True) if digest not in known]
@@ -242,7 +244,8 @@ def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[s
     """
     task = predictor.task
     checked = partial(task.checked, options=task.chosen, learned=False)
-    rows = read_labelled(source, HELD_OUT, task.shapes(task.chosen), checked)
+    usual = usual_columns(predictor.bundle, task.name)
+    rows = read_labelled(source, HELD_OUT, task.shapes(task.chosen), checked, usual)
     with rows_of(source.source):
         task.baseline(rows)  # raises on a label unknown to the task, with its row in the file
     seen = predictor.bundle.has_seen(task, rows)

@@ -3,10 +3,10 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bert_core import files
 from bert_core.data.labelled_formats import labelled_records
@@ -27,6 +27,9 @@ from pipelines.corpus.config import DOCSTRINGS
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT_OR_WORD
 from tracking.runs import DatasetInput
+
+if TYPE_CHECKING:
+    from bert_core.bundle.format import Bundle
 
 Split = Literal["train", "held_out"]
 BadRows = Literal["refuse", "skip"]
@@ -54,7 +57,8 @@ class LabelledConfig:
     .parquet table, by its suffix."""
     columns: dict[str, str] = field(default_factory=dict)
     """Field of the task → its column, if that has another name:
-    `{text = "sentence1", text_pair = "sentence2"}`."""
+    `{text = "sentence1", text_pair = "sentence2"}`. By default as in training, if the file has
+    these columns."""
     bad_rows: BadRows = "refuse"
     """What to do about rows that do not fit the task, such as those without a label: `refuse` them
     all in one message, or `skip` them, counted by what is wrong with them."""
@@ -106,9 +110,10 @@ def read_labelled(
     split: Split,
     shapes: tuple[type, type],
     checked: Checked | None = None,
+    usual: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of `labelled_rows` alone."""
-    return labelled_rows(config, split, shapes, checked).rows
+    return labelled_rows(config, split, shapes, checked, usual).rows
 
 
 def labelled_rows(
@@ -116,12 +121,15 @@ def labelled_rows(
     split: Split,
     shapes: tuple[type, type],
     checked: Checked | None = None,
+    usual: Mapping[str, str] | None = None,
 ) -> RowsRead:
     """Rows with the fields of a task's shapes, as the task reads them.
 
     What is left out is reported: lines that are broken in the published set and, if `config` says
     so, rows that do not fit.
 
+    Args:
+        usual: `columns` that were given before, for those that `config` does not give.
     Raises: CorpusError naming a column that is missing, or all rows that do not fit.
     """
     tables: list[tuple[str, list[dict[str, Any]], dict[str, str]]] = []
@@ -138,7 +146,11 @@ def labelled_rows(
         if len(records) < len(lines):
             broken += len(lines) - len(records)
             say(f"{path}: left out {counted(len(lines) - len(records), 'broken line')}")
-        tables.append((path, records, columns | config.columns))
+        kept = _kept(usual or {}, config.columns, shapes, records)
+        if kept:
+            told = ", ".join(f'{name} = "{column}"' for name, column in kept.items())
+            say(f"{path}: columns {{{told}}}, as in training, since others are not given")
+        tables.append((path, records, columns | kept | config.columns))
     # A column is meant for other tasks if it is empty in all files.
     unused = set.intersection(
         *(unused_fields(records, shapes, columns) for _, records, columns in tables)
@@ -160,6 +172,35 @@ def labelled_rows(
             say(f"{path}: left out {counted(len(of_file), 'row')}: {kinds_of_bad(of_file)}")
     stripped = sum(part.stripped for part in read.values())
     return RowsRead(rows, broken, {BAD: len(bad), STRIPPED: stripped})
+
+
+def _kept(
+    usual: Mapping[str, str],
+    given: Mapping[str, str],
+    shapes: tuple[type, type],
+    records: Sequence[Row],
+) -> dict[str, str]:
+    """The usual columns of the fields that are not given a column, if the records have them."""
+    names = {field.name for shape in shapes for field in fields(shape)} - given.keys()
+    taken = set(given.values())
+    return {
+        name: column
+        for name, column in usual.items()
+        if name in names and column not in taken and any(column in record for record in records)
+    }
+
+
+def usual_columns(bundle: "Bundle", task: str) -> dict[str, str]:
+    """The `columns` of the rows that a bundle has learned this task from; none if it has not."""
+    lineage: Mapping[str, Any] = bundle.lineage
+    if bundle.task is None or bundle.task.name != task:
+        return {}
+    while lineage:
+        train = lineage.get("config", {}).get("train")
+        if isinstance(train, Mapping) and lineage.get("stage") != "export":
+            return dict(train.get("columns") or {})
+        lineage = lineage.get("parent_lineage") or {}
+    return {}
 
 
 def _checked(

@@ -1,5 +1,6 @@
 """The labelled sets of a training stage, and what each is for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
 from bert_core.wording import nearest, one_of
-from pipelines.corpus.labelled import labelled_input, labelled_rows, rows_of
+from pipelines.corpus.labelled import labelled_input, labelled_rows, rows_of, usual_columns
 from pipelines.runtime.description import without_secrets
 from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, print_remarks, say
 from pipelines.runtime.stage import bundle_input
@@ -95,7 +96,8 @@ def read_sets(
     from bert_core.tasks.catalog import TASKS
 
     kind = TASKS[config.task]
-    parts = read_parts(config, kind, kind.options_of(config.options))
+    usual = usual_columns(bundle, config.task)
+    parts = read_parts(config, kind, kind.options_of(config.options), usual=usual)
     task = parts.task.in_order_of(bundle.task).adapted(bundle.state)
     return task, encoded(config, bundle, config.model, task, parts)
 
@@ -105,15 +107,17 @@ def read_parts(
     kind: "type[Task]",
     options: Any,
     known: "Task | None" = None,
+    usual: Mapping[str, str] | None = None,
 ) -> Parts:
     """The task as the training rows define it, and the rows of each set.
 
     Args:
         known: the task, if another model has already learned it.
+        usual: the columns of the rows that it was learned from.
     Raises: CorpusError naming what does not fit the task.
     """
     read = labelled_rows(
-        config.train, "train", kind.shapes(options), partial(kind.checked, options=options)
+        config.train, "train", kind.shapes(options), partial(kind.checked, options=options), usual
     )
     rows, remarks = few_per_class(read.rows, config.rows_per_class), {TRAIN: read.remarks}
     with rows_of(config.train.source):
@@ -134,6 +138,7 @@ def read_parts(
             HELD_OUT,
             task.shapes(task.chosen),
             partial(task.checked, options=task.chosen),
+            {**(usual or {}), **config.train.columns},
         )
         parts[HELD_OUT], remarks[HELD_OUT] = read.rows, read.remarks
     return Parts(task, parts, remarks)

@@ -54,7 +54,10 @@ def test_no_module_and_no_docstring_is_in_both_splits(folder: Path) -> None:
         assert len(paragraphs[split]) == len(labelled), "no opening twice"
     assert not paragraphs["train"] & paragraphs["held_out"]
     shapes = (TextInput, OneLabel)
-    assert read_labelled(LabelledConfig(source="docstrings"), "held_out", shapes)[0].keys() == {"text", "label"}
+    assert read_labelled(LabelledConfig(source="docstrings"), "held_out", shapes)[0].keys() == {
+        "text",
+        "label",
+    }
 
 
 def test_pairs_are_summaries_with_what_follows_them(folder: Path) -> None:

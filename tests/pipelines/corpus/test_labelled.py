@@ -9,7 +9,14 @@ import pytest
 
 from bert_core.errors import CorpusError
 from bert_core.tasks.catalog import TASKS
-from pipelines.corpus.labelled import BAD, STRIPPED, LabelledConfig, labelled_rows
+from bert_core.tasks.text_classification import TextClassification
+from pipelines.corpus.labelled import (
+    BAD,
+    STRIPPED,
+    LabelledConfig,
+    labelled_rows,
+    usual_columns,
+)
 
 GOOD = {"text": "a", "choices": ["b", "c"], "label": 0}
 OUT_OF_RANGE = GOOD | {"label": 5}
@@ -58,3 +65,37 @@ def test_questions_need_no_id(tmp_path: Path) -> None:
     source = LabelledConfig(source=str(path), format="squad")
     (row,) = labelled_rows(source, "train", TASKS["question-answering"].shapes()).rows
     assert row == question | {"context": "it is"}
+
+
+def test_the_columns_of_training_are_taken_where_none_are_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By every stage after it, whatever has been made of the bundle since."""
+    from bert_core.bundle.format import load_bundle
+    from tests import tiny
+
+    trained = {
+        "stage": "finetune",
+        "config": {"train": {"columns": {"text": "body", "label": "q"}}},
+    }
+    task = TextClassification(["x", "y"])
+    lineages = {"tuned": trained, "exported": {"stage": "export", "parent_lineage": trained}}
+    for name, lineage in lineages.items():
+        folder = tiny.bundle(tmp_path / name, tiny.tokenizer(), task=task, lineage=lineage)
+        usual = usual_columns(load_bundle(folder), task.name)
+        assert usual == {"text": "body", "label": "q"}
+        assert usual_columns(load_bundle(folder), "text-regression") == {}
+    path, shapes = tmp_path / "a.jsonl", task.shapes()
+
+    def rows(record: dict[str, str], **columns: str) -> list[dict[str, Any]]:
+        path.write_text(json.dumps(record))
+        source = LabelledConfig(source=str(path), columns=columns)
+        return labelled_rows(source, "held_out", shapes, usual=usual).rows
+
+    wanted = [{"text": "a", "label": "x"}]
+    assert rows({"body": "a", "q": "x", "text": "other"}) == wanted
+    told = capsys.readouterr().out
+    assert f'{path}: columns {{text = "body", label = "q"}}, as in training' in told
+    assert rows({"text": "a", "label": "x"}) == wanted, "a file may have the fields' own names"
+    assert rows({"body": "b", "q": "x", "title": "a"}, text="title") == wanted
+    assert 'columns {label = "q"}, as in training' in capsys.readouterr().out
