@@ -129,7 +129,7 @@ def read_records(
         raise CorpusError(f"{source}: wanted labelled rows, the file holds none: give another file")
     optional, targets = _optional(shapes), _hints(shapes[1:])
     unused = unused_fields(records, shapes, columns) if unused is None else unused
-    _check_columns(records, column_of, optional - columns.keys(), source)
+    _check_columns(records, column_of, optional - columns.keys(), source, shapes)
     labels = _labels_in(shapes[1])
     for name in labels & column_of.keys():
         _check_one_type(
@@ -256,18 +256,29 @@ def _stripped(value: Any) -> tuple[Any, int]:
 
 
 def _check_columns(
-    records: Sequence[Row], column_of: Mapping[str, str], unneeded: Set[str], source: str
+    records: Sequence[Row],
+    column_of: Mapping[str, str],
+    unneeded: Set[str],
+    source: str,
+    shapes: tuple[type, type],
 ) -> None:
-    """Raises: CorpusError if a column that is needed is in no record."""
+    """Raises: CorpusError if a column that is needed is in no record. A shape may say in `instead`
+    what to do about rows that have another column."""
     has_header = files.suffixes(source)[0] in DIVIDERS
+    instead = {name: way for shape in shapes for name, way in getattr(shape, "instead", {}).items()}
     for name, column in column_of.items():
         if name in unneeded or any(column in record for record in records):
             continue
         present = [*map(str, records[0])]
-        raise CorpusError(
-            f"{source}: wanted a column {column!r}, there are: {', '.join(present)}"
-            f"{nearest(column, present)}: say with columns.{name} which holds the {name}"
+        known = next((instead[other] for other in present if other in instead), None)
+        hint = nearest(column, present) if known is None else ""
+        way_out = (
+            f"say with columns.{name} which holds the {name}"
             f"{', or add a first line with the names of the columns' if has_header else ''}"
+        )
+        raise CorpusError(
+            f"{source}: wanted a column {column!r}, there are: {', '.join(present)}{hint}: "
+            f"{known or way_out}"
         )
 
 

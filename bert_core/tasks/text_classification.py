@@ -42,6 +42,10 @@ LEAST_SCORE = 0.5
 class OneLabel:
     """The expected answer for a text with exactly one label."""
 
+    instead: ClassVar[Mapping[str, str]] = {
+        "labels": "with a list of labels in each row, set --options.multi_label true"
+    }
+
     label: Label
     """The label's name."""
 
@@ -49,6 +53,10 @@ class OneLabel:
 @dataclass(frozen=True, kw_only=True)
 class SeveralLabels:
     """The expected answer for a text with any number of labels."""
+
+    instead: ClassVar[Mapping[str, str]] = {
+        "label": "with one label in each row, leave options.multi_label out"
+    }
 
     labels: list[Label]
     """The labels' names; empty if there are none."""

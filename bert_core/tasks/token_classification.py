@@ -79,6 +79,11 @@ class TokenInput:
 class TaggedWords:
     """The input of labelled rows: with a text alone, tags could not be matched to words."""
 
+    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("spans", "entities"),
+        "write the words of each text in tokens, and a tag for each word in tags (B-PER, I-PER, O)",
+    )
+
     tokens: list[str]
     """The words."""
 

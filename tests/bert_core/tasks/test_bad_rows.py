@@ -157,3 +157,29 @@ def test_all_bad_rows_are_in_one_message() -> None:
     assert "; wanted text in the column 'text' in 1 other row (row 3); the same is wrong" in message
     assert "in 12 other rows (rows 9, 10, 11, 12, 13, 14, 15, 16, 17, 18 and 2 more)" in message
     assert message.endswith("; 14 of 20 rows in all")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "record", "way_out"),
+    [
+        (
+            "text-classification", {}, {"text": "a", "labels": ["x"]},
+            "with a list of labels in each row, set --options.multi_label true",
+        ),
+        (
+            "text-classification", {"multi_label": True}, {"text": "a", "label": "x"},
+            "with one label in each row, leave options.multi_label out",
+        ),
+        (
+            "token-classification", {}, {"text": "a b", "spans": []},
+            "write the words of each text in tokens, and a tag for each word in tags",
+        ),
+        ("text-regression", {}, {"text": "a", "value": 1.0}, "say with columns.score which"),
+    ],
+)  # fmt: skip
+def test_rows_of_another_kind_are_told_the_way_out(
+    name: str, options: dict[str, Any], record: dict[str, Any], way_out: str
+) -> None:
+    task = TASKS[name]
+    with pytest.raises(CorpusError, match=re.escape(f": {way_out}")):
+        labelled([record], task.shapes(task.options_of(options)), {}, "a.jsonl")
