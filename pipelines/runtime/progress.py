@@ -43,9 +43,11 @@ def print_remarks(stage: str, remarks: Mapping[str, int | str], source: str) -> 
     """Print a line per remark about rows: `1 row cut`, `tag scheme: BIO`."""
     for name, value in remarks.items():
         words = name.replace("_", " ")
+        if not value:
+            continue
         if isinstance(value, str):
             say(f"{stage}: {words}: {value} in {source}")
-        elif value:
+        else:
             what, _, rest = words.partition(" ")
             say(f"{stage}: {counted(value, what.removesuffix('s'))} {rest} in {source}")
 
