@@ -27,7 +27,6 @@ from pyarrow import fs
 
 from bert_core import storage
 from bert_core.compression import (
-    COMPRESSIONS,
     HEAD_BYTES,
     PIECE_BYTES,
     SUFFIXES,
@@ -472,13 +471,21 @@ def find_files(pattern: str) -> list[str]:
     is itself, not a glob.
     Raises: CorpusError if there are none; ResourceError if the storage cannot be queried.
     """
-    paths = sorted(_find(pattern))
+    paths, _ = find_all(pattern)
     if not paths:
         raise CorpusError(
             f"{pattern}: wanted a file, a folder or a glob with at least one file, found none"
             f"{similar(pattern)}: check the spelling, or give another path"
         )
     return paths
+
+
+def find_all(pattern: str) -> tuple[list[str], list[str]]:
+    """What `find_files` finds, if anything, and the files that it skips, both sorted."""
+    found: tuple[list[str], list[str]] = ([], [])
+    for path, is_hidden in _find(pattern):
+        found[is_hidden].append(path)
+    return sorted(found[False]), sorted(found[True])
 
 
 def similar(path: str) -> str:
@@ -494,7 +501,8 @@ def similar(path: str) -> str:
     return ""
 
 
-def _find(pattern: str) -> Iterator[str]:
+def _find(pattern: str) -> Iterator[tuple[str, bool]]:
+    """Every file, and whether its name, or that of a folder, hides it."""
     is_literal = _WEB.match(pattern) or (not is_uri(pattern) and os.path.exists(pattern))
     spelled_out = pattern if is_literal else re.split(r"[*?\[]", pattern)[0]
     if spelled_out == pattern:
@@ -506,7 +514,8 @@ def _find(pattern: str) -> Iterator[str]:
     else:
         every = local_glob.iglob(pattern, recursive=True)
         paths = (path for path in every if Path(path).is_file())
-    yield from (path for path in paths if not _HIDDEN.search(f"/{path}", len(spelled_out)))
+    for path in paths:
+        yield path, _HIDDEN.search(f"/{path}", len(spelled_out)) is not None
 
 
 def _files_in(folder: str) -> Iterator[str]:

@@ -127,7 +127,13 @@ def driver_plan(files: int, file_bytes: int) -> DriverPlan:
     corpus = Corpus(
         config=CorpusConfig(source="s3://corpus/*.jsonl.zst"),
         files=tuple(
-            CorpusFile(path=f"s3://corpus/{number:07d}.jsonl.zst", source=0, size_bytes=file_bytes)
+            CorpusFile(
+                path=f"s3://corpus/{number:07d}.jsonl.zst",
+                source=0,
+                size_bytes=file_bytes,
+                format="jsonl",
+                compression="zst",
+            )
             for number in range(files)
         ),
     )

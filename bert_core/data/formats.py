@@ -1,11 +1,9 @@
-"""Bytes to documents, and to JSONL objects. Pure: no files here."""
+"""Bytes to documents, and what is said of damaged ones. Pure: no files here."""
 
-import codecs
-import json
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from bert_core.errors import CorpusError
 
@@ -81,62 +79,6 @@ def _with_offsets(pieces: list[bytes], data: bytes) -> Iterator[tuple[int, bytes
     for piece in pieces:
         yield offset, piece
         offset += len(piece)
-
-
-def jsonl_rows(
-    data: bytes, source: str, offset: int = 0, errors: Errors = "fail"
-) -> Iterator[dict | None]:
-    """One JSON object per line; empty lines and a byte order mark are skipped.
-
-    If `errors` is "skip", None stands for a line that is not an object.
-    Raises: CorpusError naming the byte at which such a line begins if it is "fail".
-    """
-    for line in data.splitlines(keepends=True):
-        if line.removeprefix(codecs.BOM_UTF8).strip():
-            try:
-                yield _json_object(line, source, offset)
-            except CorpusError:
-                if errors == "fail":
-                    raise
-                yield None
-        offset += len(line)
-
-
-def _json_object(line: bytes, source: str, offset: int) -> dict:
-    try:
-        text = decode_utf8(line, source, offset).removeprefix("\ufeff")
-        row = json.loads(text, object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-        raise CorpusError(
-            f"{source}: wanted one JSON object per line, the line at byte {offset:,} "
-            f"is not JSON ({error}): {_way_out(line, offset)}"
-        ) from error
-    if not isinstance(row, dict):
-        raise CorpusError(
-            f"{source}: wanted one JSON object per line, the line at byte {offset:,} holds "
-            f"a {type(row).__name__}: {_way_out(line, offset)}"
-        )
-    return row
-
-
-def _way_out(line: bytes, offset: int) -> str:
-    """What to do about a line that is no object: of a list of objects the first one begins so."""
-    if offset == 0 and line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-        return (
-            "of a list, write each object as a line (pandas: read_json(…), to_json(…, "
-            "orient='records', lines=True))"
-        )
-    return "correct or remove the line"
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises: JSONDecodeError if a name occurs twice, of which `json` would keep the last."""
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise json.JSONDecodeError(f"the name {twice!r} occurs twice", "", 0)
-    return fields
 
 
 def column_of(row: dict, column: str, source: str) -> str:

@@ -5,22 +5,31 @@ which of them hold the fields of a task. What tasks make of records is left to
 `bert_core.tasks.shapes`.
 """
 
-import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bert_core.data.formats import Errors, decode_utf8
+from bert_core.data.json_rows import json_value
+from bert_core.data.parquet import MAGIC
 from bert_core.data.tables import check_header, parquet_rows, table_rows
 from bert_core.errors import ConfigError, CorpusError
-from bert_core.wording import one_of
+from bert_core.wording import one_of, shown
 
-Record = dict[str, Any]
-Reader = Callable[[bytes, str], Sequence[Record | None]]
-_PARQUET = b"PAR1"
+Record = Mapping[str, Any]
 CONLLU_COLUMNS = (
     "id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc",
 )  # fmt: skip
+
+
+class Comment(str):
+    """A line that is no row, of a format that does not say how comments are marked."""
+
+    __slots__ = ()
+
+
+Reader = Callable[[bytes, str], Sequence[Record | Comment | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +37,8 @@ class LabelledFormat:
     """How to read one kind of file."""
 
     read: Reader
-    """Bytes and their source's name → records; None stands for a broken line, in sets that are
-    published with such lines. Raises: CorpusError naming the line."""
+    """Bytes and their source's name → records, and the comments among them; None stands for a
+    broken line, in sets that are published with such lines. Raises: CorpusError naming the line."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Field of the task → the column that holds it, if that has another name."""
     source: str
@@ -38,28 +47,53 @@ class LabelledFormat:
 
 def labelled_records(
     data: bytes, source: str, name: str | None
-) -> tuple[Sequence[Record | None], dict[str, str]]:
-    """The records of a file (None for a broken line), and which columns hold a task's fields.
+) -> tuple[Sequence[Record | Comment | None], dict[str, str]]:
+    """The records of a file, and which columns hold a task's fields.
+
+    None stands for a broken line, a `Comment` for a line that was taken for none.
 
     Sets are also published as Parquet, with the original column names: such a file is read as
     Parquet, even if `name` says otherwise.
 
     Args:
-        data: decompressed, if `source` ends in .gz, .bz2 or .zst.
-        name: of `FORMATS`; None reads a table, of the kind that the suffix of `source` names.
+        data: decompressed.
+        name: of `FORMATS`; None reads a table, of the kind that contents and suffix say.
     Raises: ConfigError for an unknown name; CorpusError naming the bad line.
     """
     if name is None:
-        return table_rows(data, source), {}
+        rows = table_rows(data, source)
+        if len(rows) == 1:
+            _check_is_rows(rows[0], source)
+        return rows, {}
     if name not in FORMATS:
         raise ConfigError(f"format: wanted {one_of(FORMATS)}, got {name!r}")
     labelled_format = FORMATS[name]
     columns = labelled_format.columns
-    if data.startswith(_PARQUET):
+    if data.startswith(MAGIC):
         records = parquet_rows(data, source)
         first = records[0] if records else {}
         return records, {name: column for name, column in columns.items() if column in first}
     return labelled_format.read(data, source), dict(columns)
+
+
+def _check_is_rows(record: Record, source: str) -> None:
+    """Raises: CorpusError if the only object of a file of JSON is a set as its authors publish it,
+    or holds the rows in a list."""
+    lists = {
+        name: value
+        for name, value in record.items()
+        if isinstance(value, list) and value and isinstance(value[0], dict | list)
+    }
+    if not lists or not isinstance(record, dict):
+        return
+    name, items = next(iter(lists.items()))
+    if name == "data" and isinstance(items[0], dict) and "paragraphs" in items[0]:
+        raise CorpusError(f"{source}: wanted rows, got SQuAD's articles: give format squad")
+    if f"oos_{name}" in record or name.removeprefix("oos_") in ("train", "val", "test"):
+        raise CorpusError(
+            f"{source}: wanted rows, got the parts {', '.join(lists)}: give format clinc_train, "
+            "clinc_val or clinc_test if it is CLINC150's, or write each part to a file"
+        )
 
 
 def _tsv(*names: str, errors: Errors = "fail") -> Reader:
@@ -74,7 +108,7 @@ def _tsv(*names: str, errors: Errors = "fail") -> Reader:
         rows = [
             (number, line.rstrip("\r").split("\t"))
             for number, line in enumerate(lines, 1)
-            if line.strip()
+            if line.strip(" \t\r")
         ]
         named = bool(names) and not (rows and rows[0][1][0] == "index")
         header = list(names) if named else (rows.pop(0)[1] if rows else [])
@@ -96,69 +130,122 @@ def _tsv(*names: str, errors: Errors = "fail") -> Reader:
     return read
 
 
-def _conll(data: bytes, source: str) -> list[Record]:
-    """Sentences between blank lines, one token per line; columns `0`, `1`, … and `-1`, the last."""
-    records = []
-    for rows in _sentences(data, source, ends=lambda line: line.startswith("-DOCSTART-")):
-        columns = list(zip(*rows, strict=True))
-        record = {str(place): list(column) for place, column in enumerate(columns)}
-        records.append(record | {"-1": list(columns[-1])})
+# Blanks and tabs separate columns, and nothing else does: a no-break space is part of a token.
+_BLANK = " \t\r"
+_BLANKS = re.compile(" +")
+_BOUNDARY = re.compile(r"-DOCSTART-|#\s*(?:begin|end) document\b")
+_COMMENT = re.compile(r"#(?:[ \t]|$)")
+_ASSIGNMENT = re.compile(r"#[ \t]*[\w.:-]+[ \t]*=")
+_COLUMNS = re.compile(r"#[ \t]*global\.columns[ \t]*=[ \t]*(.+)", re.IGNORECASE)
+
+
+def _conll(data: bytes, source: str) -> list[Record | Comment]:
+    """Sentences between blank lines, one token per line; columns `0`, `1`, … and `-1`, the last.
+
+    Lines that begin a sentence with `#` and a blank are comments (`# id 5239d808`, `# s1`), unless
+    they fit among the tokens: as many columns, the last of which is also that of another token.
+    """
+    lines = _lines_of(data, source)
+    sound = [row for row in map(_cells, lines) if row and not _COMMENT.match(row[0])]
+    columns = max(2, len(sound[0])) if sound else 2
+    tags = {row[-1] for row in sound}
+
+    def is_comment(line: str) -> bool:
+        row = _cells(line)
+        is_token = len(row) == columns and row[-1] in tags and not _ASSIGNMENT.match(line)
+        return bool(_COMMENT.match(line)) and not is_token
+
+    records: list[Record | Comment] = []
+    for sentence in _sentences(lines, source, columns, is_comment):
+        if isinstance(sentence, Comment):
+            records.append(sentence)
+            continue
+        cells = [list(column) for column in zip(*sentence, strict=True)]
+        record = {str(place): column for place, column in enumerate(cells)}
+        records.append(record | {"-1": cells[-1]})
     return records
 
 
-def _conllu(data: bytes, source: str) -> list[Record]:
-    """Sentences of CoNLL-U by column name, without ranges (`1-2`) and empty nodes (`8.1`)."""
-    records = []
-    for rows in _sentences(
-        data, source, passes=lambda line: line.startswith("#"), columns=len(CONLLU_COLUMNS)
-    ):
-        words = [row for row in rows if row[0].isdecimal()]
-        if words:
+def _conllu(data: bytes, source: str) -> Sequence[Record]:
+    """Sentences of CoNLL-U by column name, without ranges (`1-2`) and empty nodes (`8.1`).
+
+    CoNLL-U Plus names its columns in the first line (`# global.columns = ID FORM …`).
+    """
+    lines = _lines_of(data, source)
+    named = _COLUMNS.match(lines[0])
+    names = tuple(named[1].lower().split()) if named else CONLLU_COLUMNS
+    check_header(names, source)
+    records: list[Record] = []
+    for sentence in _sentences(lines, source, len(names), lambda line: line.startswith("#"), names):
+        words = [row for row in sentence if row[0].isdecimal()]
+        if words and not isinstance(sentence, Comment):
             columns = zip(*words, strict=True)
             records.append(
-                {name: list(column) for name, column in zip(CONLLU_COLUMNS, columns, strict=True)}
+                {name: list(column) for name, column in zip(names, columns, strict=True)}
             )
     return records
 
 
+def _lines_of(data: bytes, source: str) -> list[str]:
+    return decode_utf8(data, source).removeprefix("\ufeff").split("\n")
+
+
+def _cells(line: str) -> list[str]:
+    """The columns of a line: between tabs if it has any, otherwise between blanks."""
+    line = line.rstrip("\r")
+    if not line.strip(_BLANK) or _BOUNDARY.match(line):
+        return []
+    return line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
+
+
 def _sentences(
-    data: bytes,
+    lines: Sequence[str],
     source: str,
-    *,
-    passes: Callable[[str], bool] = lambda _: False,
-    ends: Callable[[str], bool] = lambda _: False,
-    columns: int | None = None,
-) -> Iterator[list[list[str]]]:
-    """Rows between blank lines; all rows of the file have as many columns as the first one.
+    columns: int,
+    is_comment: Callable[[str], bool],
+    names: Sequence[str] = (),
+) -> Iterator[list[list[str]] | Comment]:
+    """Rows between blank lines and the comments before them; all rows have as many columns.
 
     Args:
-        passes: whether a line is to be skipped.
-        ends: whether a line ends a sentence like a blank one.
-        columns: how many columns rows have; None takes the first row's number.
+        is_comment: whether a line is no row; it is only asked about lines that begin a sentence,
+            unless columns have names: then the format has comments anywhere.
+        names: of the columns, if the format names them; tabs separate these.
     """
     rows: list[list[str]] = []
-    text = decode_utf8(data, source).removeprefix("\ufeff")
-    for number, line in enumerate([*text.split("\n"), ""], 1):
-        if not line.strip() or ends(line):
+    for number, line in enumerate([*lines, ""], 1):
+        if not (row := _cells(line)):
             if rows:
                 yield rows
             rows = []
-        elif not passes(line):
-            row = line.rstrip("\r").split("\t" if "\t" in line else None)
-            columns = columns or max(2, len(row))
-            if len(row) != columns:
-                raise CorpusError(
-                    f"{source}, line {number}: wanted {columns} columns, got "
-                    f"{len(row)} ({line.strip()[:80]!r}): correct the line, or remove its sentence"
-                )
+        elif (names or not rows) and is_comment(line):
+            yield Comment(line.strip(_BLANK))
+        elif len(row) != columns:
+            wanted = f"{columns} columns"
+            if names:
+                wanted += f" between tabs ({', '.join(names)})"
+            raise CorpusError(
+                f"{source}, line {number:,}: wanted {wanted}, got {len(row)} "
+                f"({line.strip(_BLANK)[:80]!r}): correct the line, or remove its sentence"
+            )
+        else:
             rows.append(row)
 
 
 def _squad(data: bytes, source: str) -> list[Record]:
     """Questions of SQuAD 1.1 or 2.0 with their passage, in the order of the file."""
     records: list[Record] = []
+    articles = _json(data, source, "squad")
+    if not isinstance(articles, dict):
+        do = "correct it"
+        if isinstance(articles, list):
+            do = "leave the format out if each is a row with question, context and answers"
+        raise CorpusError(
+            f"{source}: wanted an object as SQuAD publishes it, with data → paragraphs → qas, "
+            f"got {shown(articles)}: {do}"
+        )
     try:
-        for article in _json(data, source)["data"]:
+        for article in articles["data"]:
             for paragraph in article["paragraphs"]:
                 records.extend(
                     {
@@ -172,10 +259,15 @@ def _squad(data: bytes, source: str) -> list[Record]:
                     }
                     for question in paragraph["qas"]
                 )
-    except (KeyError, TypeError) as error:
+    except KeyError as error:
         raise CorpusError(
             f"{source}: wanted SQuAD's data → paragraphs → qas, at question {len(records) + 1} "
             f"there is no {error}: give a file as published by SQuAD"
+        ) from error
+    except (TypeError, AttributeError) as error:
+        raise CorpusError(
+            f"{source}: wanted SQuAD's data → paragraphs → qas, got something else at question "
+            f"{len(records) + 1} ({error}): give a file as published by SQuAD"
         ) from error
     return records
 
@@ -184,7 +276,7 @@ def _clinc(split: str) -> Reader:
     """Reader of one split of CLINC150's file, with its rows that are out of scope (`oos`)."""
 
     def read(data: bytes, source: str) -> list[Record]:
-        splits = _json(data, source)
+        splits = _json(data, source, f"clinc_{split}")
         if not isinstance(splits, dict) or split not in splits:
             raise CorpusError(
                 f"{source}: wanted CLINC150's splits, found no {split!r}: give its data_full.json"
@@ -201,13 +293,10 @@ def _clinc(split: str) -> Reader:
     return read
 
 
-def _json(data: bytes, source: str) -> Any:
-    try:
-        return json.loads(decode_utf8(data, source).removeprefix("\ufeff"))
-    except (ValueError, RecursionError) as error:
-        raise CorpusError(
-            f"{source}: wanted JSON, it cannot be read ({error}): copy it again"
-        ) from error
+def _json(data: bytes, source: str, name: str) -> Any:
+    text = decode_utf8(data, source).removeprefix("\ufeff")
+    way_out = "copy it again" if text.lstrip()[:1] in ("{", "[") else "give its own format"
+    return json_value(text, f"{source}: wanted JSON, as in the format {name}", way_out)
 
 
 _ONE = {"text": "sentence"}

@@ -1,4 +1,4 @@
-"""Bytes to table rows: CSV and TSV row by row, JSONL and Parquet at once. Pure: no files here."""
+"""Bytes to table rows: CSV and TSV row by row, JSON and Parquet at once. Pure: no files here."""
 
 import csv
 import io
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from bert_core import files
-from bert_core.data.formats import jsonl_rows, not_utf8
+from bert_core.data.contents import HEAD_BYTES, format_of, to_convert
+from bert_core.data.formats import not_utf8
+from bert_core.data.json_rows import json_rows
+from bert_core.data.parquet import ParquetTable
 from bert_core.errors import CorpusError
 
 Stream = io.BytesIO | io.BufferedReader
@@ -21,13 +23,6 @@ LONGEST_ROW = 1 << 24
 """Characters: a longer row of a CSV file is assumed to have an unclosed quote."""
 DIVIDERS = {"csv": ",", "tsv": "\t"}
 _OTHER_DIVIDERS = ",;\t|"
-_CONVERSIONS = {
-    "json": "write an object per line as .jsonl (pandas: read_json(…), to_json(…, "
-    "orient='records', lines=True)), or give the format of a published set",
-    "txt": "write a .csv whose first line names its columns, such as text,label",
-    "xlsx": "save it as .csv in UTF-8",
-}
-"""Suffix of a file that is not read → how to convert the file."""
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 
@@ -105,21 +100,22 @@ class TextTable:
         if self._divider not in row.lines[0]:
             divider = next((mark for mark in _OTHER_DIVIDERS if mark in row.lines[0]), None)
             if divider is not None:
-                raise CorpusError(f"{where}: {self._wrong_divider(divider)}")
+                raise CorpusError(f"{where}: {self._wrong_divider(divider, row.lines[0])}")
         if row.fault:
             raise CorpusError(f"{where}: {row.fault}")
         self.columns = tuple(row.cells)
         check_header(self.columns, self._source)
 
-    def _wrong_divider(self, mark: str) -> str:
+    def _wrong_divider(self, mark: str, header: str) -> str:
         ours = {"csv": "commas", "tsv": "tabs"}
-        way_out = f"convert the file (pandas: read_csv(…, sep={mark!r}), to_csv(…, index=False))"
-        for suffix, divider in DIVIDERS.items():
-            if divider == mark:
-                way_out = f"name the file .{suffix}"
+        # Renamed, a table keeps every character; but in .tsv quotes are literal.
+        suffix = next((name for name, divider in DIVIDERS.items() if divider == mark), None)
+        do = f"name the file .{suffix}"
+        if suffix is None or (suffix == "tsv" and '"' in header):
+            do = f"convert it with {as_csv(self._source, mark)}"
         return (
             f"wanted names of columns separated by {ours[self._suffix]}, got none of these but "
-            f"{mark!r}: {way_out}"
+            f"{mark!r}: {do}"
         )
 
     def _next(self) -> TextRow | None:
@@ -192,6 +188,15 @@ class _Lines:
         del self.of_row[1:]
 
 
+def as_csv(source: str, mark: str) -> str:
+    """The command in Python that writes a table with quotes and another divider as CSV."""
+    target = f"{source.rpartition('.')[0]}.commas.csv"
+    return (
+        f"`csv.writer(open({target!r}, 'w', newline='', encoding='utf-8')).writerows(csv.reader("
+        f"open({source!r}, newline='', encoding='utf-8-sig'), delimiter={mark!r}))`"
+    )
+
+
 def _not_utf8(lines: Sequence[str]) -> str | None:
     for line in lines:
         try:
@@ -224,17 +229,36 @@ class ClassLabel(int):
 
 
 def with_classes(
-    rows: Sequence[dict[str, Any]], classes: Mapping[str, Sequence[str]]
-) -> list[dict[str, Any]]:
+    rows: Sequence[Mapping[str, Any]], classes: Mapping[str, Sequence[str]]
+) -> Sequence[Mapping[str, Any]]:
     """The rows with class numbers, and lists of them, as `ClassLabel`; class names are unchanged.
 
     Args:
         classes: column → names of its classes.
     """
-    return [
-        row | {name: _as_class(row[name], names) for name, names in classes.items() if name in row}
-        for row in rows
-    ]
+    return [_WithClasses(row, classes) for row in rows] if classes else rows
+
+
+class _WithClasses(Mapping[str, Any]):
+    """A row of which a column is read when it is asked for, as from Parquet."""
+
+    __slots__ = ("_classes", "_row")
+
+    def __init__(self, row: Mapping[str, Any], classes: Mapping[str, Sequence[str]]) -> None:
+        self._row, self._classes = row, classes
+
+    def __getitem__(self, name: str) -> Any:
+        value, names = self._row[name], self._classes.get(name)
+        return value if names is None else _as_class(value, names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._row
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._row)
+
+    def __len__(self) -> int:
+        return len(self._row)
 
 
 def _as_class(value: Any, names: Sequence[str]) -> Any:
@@ -265,22 +289,27 @@ def _names_of(feature: Any) -> list[str] | None:
     return feature["names"] if feature.get("_type") == "ClassLabel" else None
 
 
-def table_rows(data: bytes, source: str) -> list[dict]:
-    """Rows of a CSV, TSV, JSONL or Parquet file, by the suffix of its name; values by column.
+def table_rows(data: bytes, source: str) -> Sequence[Mapping[str, Any]]:
+    """Rows of a CSV, TSV, JSON or Parquet file, values by column; what it is, its contents say, or
+    its name.
 
     Args:
-        data: decompressed, if `source` ends in .gz, .bz2 or .zst.
+        data: decompressed.
     Raises: CorpusError naming the file, and the bad row.
     """
-    suffix, _ = files.suffixes(source)
-    if suffix in ("jsonl", "ndjson"):
-        return [row for row in jsonl_rows(data, source) if row is not None]
+    head = data[:HEAD_BYTES]
+    suffix = format_of(head, source)
+    if suffix == "jsonl":
+        return json_rows(data, source)
     if suffix == "parquet":
         return parquet_rows(data, source)
     if suffix not in DIVIDERS:
+        do = to_convert(head, source)
+        if suffix == "txt":
+            do = "write a .csv whose first line names its columns, such as text,label"
         raise CorpusError(
-            f"{source}: wanted .csv, .tsv, .jsonl or .parquet, also .gz, .bz2 or .zst, got "
-            f".{suffix}: {_CONVERSIONS.get(suffix, 'convert or rename it')}"
+            f"{source}: wanted .csv, .tsv, .jsonl, .json or .parquet, also compressed, got "
+            f".{suffix}: {do or 'convert or rename it'}, or give the format of a published set"
         )
     table = TextTable(io.BytesIO(data), source)
     rows: list[dict] = []
@@ -292,17 +321,12 @@ def table_rows(data: bytes, source: str) -> list[dict]:
     return rows
 
 
-def parquet_rows(data: bytes, source: str) -> list[dict]:
-    """Rows of a Parquet file; class numbers become `ClassLabel` if it has the names.
+def parquet_rows(data: bytes, source: str) -> Sequence[Mapping[str, Any]]:
+    """Rows of a Parquet file, of which a column is read when it is asked for; class numbers become
+    `ClassLabel` if it has the names.
 
     Raises: CorpusError naming the file.
     """
-    try:
-        opened = pq.ParquetFile(pa.BufferReader(data))
-        check_header(opened.schema_arrow.names, source)
-        rows = opened.read().to_pylist()
-    except pa.ArrowInvalid as error:
-        raise CorpusError(
-            f"{source}: wanted a .parquet file, it cannot be read ({error}): write it again"
-        ) from error
-    return with_classes(rows, _classes_of(opened.schema_arrow))
+    table = ParquetTable(data, source)
+    check_header(table.schema.names, source)
+    return with_classes(table.rows(), _classes_of(table.schema))

@@ -16,7 +16,9 @@ import pyarrow as pa
 
 from bert_core import files
 from bert_core.checks import PositiveInt
-from bert_core.data.formats import decode_utf8, jsonl_rows
+from bert_core.data.formats import decode_utf8
+from bert_core.data.json_rows import jsonl_rows
+from bert_core.data.parquet import plain_values
 from bert_core.data.tables import TextTable
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.manifest import Output
@@ -164,7 +166,7 @@ def check_files(
         for field in fields(inputs)
         if field.name in config.columns or _is_needed(field)
     }
-    rows = {file: reader_of(file.path).rows for file in corpus.files}
+    rows = {file: reader_of(file).rows for file in corpus.files}
     tables = [file for file in corpus.files if rows[file] == "table"]
     odd = [file for file in corpus.files if rows[file] is None or (tables and file not in tables)]
     if odd:
@@ -318,13 +320,13 @@ def row_file(number: int, suffix: str) -> str:
 
 def is_table(block: Block) -> bool:
     """Whether a block is of Parquet files."""
-    return reader_of(block.extents[0].file.path).rows == "table"
+    return reader_of(block.extents[0].file).rows == "table"
 
 
 def read_texts(block: Block, part: OutputPart) -> Iterator[Read]:
     """The readable rows of JSONL, CSV, TSV and text; the others are put aside."""
     for extent in block.extents:
-        if reader_of(extent.file.path).rows == "cells":
+        if reader_of(extent.file).rows == "cells":
             yield from _cells(extent, part)
         else:
             yield from _pieces(extent, block, part)
@@ -348,7 +350,7 @@ def _cells(extent: Extent, part: OutputPart) -> Iterator[Read]:
 
 def _pieces(extent: Extent, block: Block, part: OutputPart) -> Iterator[Read]:
     path = extent.file.path
-    is_text = reader_of(path).rows == "lines"
+    is_text = reader_of(extent.file).rows == "lines"
     of_lines = block.corpus.document_boundary == "line"
     for offset, piece in read_pieces(extent, block):
         unit = "document" if is_text and not of_lines else "line"
@@ -392,6 +394,14 @@ def read_tables(
                 batch,
                 [
                     Read(f"{where}, row {start + place + 1:,}", columns, place)
-                    for place, columns in enumerate(batch.select(needed).to_pylist())
+                    for place, columns in enumerate(_plain_rows(batch.select(needed), where))
                 ],
             )
+
+
+def _plain_rows(table: pa.Table, where: str) -> list[dict[str, Any]]:
+    columns = {
+        name: plain_values(table.column(name), f"{where}, column {name!r}")
+        for name in table.column_names
+    }
+    return [{name: values[row] for name, values in columns.items()} for row in range(len(table))]

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from bert_core import files
 from bert_core.checks import PositiveFloat, PositiveInt, check_fields
-from bert_core.data.formats import jsonl_rows, text_documents
+from bert_core.data.formats import text_documents
+from bert_core.data.json_rows import jsonl_rows
 from bert_core.errors import ConfigError, CorpusError, ResourceError
 from pipelines.commands.load import OK, Measured, Target, closed_loop, open_loop
 from pipelines.runtime.progress import say

@@ -23,7 +23,7 @@ from markupsafe import Markup
 
 from bert_core import files
 from bert_core.checks import check_fields
-from bert_core.data.formats import jsonl_rows
+from bert_core.data.json_rows import jsonl_rows
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.wording import first_line, shortened
 from pipelines.commands.drawing import Box, Line, chart, flow, wrapped

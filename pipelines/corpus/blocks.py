@@ -23,7 +23,7 @@ def plan_blocks(corpus: Corpus, block_bytes: int) -> list[Block]:
     extents: list[Extent] = []
     text_bytes = 0
     for file in corpus.files:
-        reader = reader_of(file.path)
+        reader = reader_of(file)
         for extent in reader.cut(file, config, block_bytes) if file.size_bytes else ():
             extents.append(extent)
             text_bytes += extent.text_bytes
@@ -42,7 +42,7 @@ def read_block(block: Block) -> Iterator[Document]:
     """
     for extent in block.extents:
         with unchanged(extent.file):
-            yield from reader_of(extent.file.path).read(extent, block)
+            yield from reader_of(extent.file).read(extent, block)
 
 
 def read_pieces(extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
@@ -50,7 +50,7 @@ def read_pieces(extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
 
     Each comes with its byte offset in the file. Raises: as `read_block`.
     """
-    reader = reader_of(extent.file.path)
+    reader = reader_of(extent.file)
     assert isinstance(reader, BytesReader)
     boundary, is_text = block.corpus.document_boundary, reader.rows == "lines"
     with unchanged(extent.file):

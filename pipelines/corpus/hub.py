@@ -10,8 +10,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 from bert_core import files
+from bert_core.compression import SUFFIXES
 from bert_core.data.splits import TRAIN
 from bert_core.errors import CorpusError
+from pipelines.corpus.data_files import data_among, report
 from pipelines.corpus.readers import ENDINGS
 
 CARD = "README.md"
@@ -33,23 +35,26 @@ class Kind(NamedTuple):
     """Matches their names."""
 
 
+_COMPRESSED = "|".join(SUFFIXES)
+
+
 def _named(endings: Iterable[str]) -> re.Pattern[str]:
     names = "|".join(map(re.escape, endings))
-    return re.compile(rf"\.({names})(\.(gz|bz2|zst))?$", re.IGNORECASE)
+    return re.compile(rf"\.({names})(\.({_COMPRESSED}))?$", re.IGNORECASE)
 
 
 _MARKDOWN = _named(["md"])
 TEXTS = Kind(
-    "in Parquet, JSONL, CSV, TSV or text",
+    "in Parquet, JSON, CSV, TSV or text",
     # Markdown beside them describes a data set, as its card does.
     _named(ending for ending in ENDINGS if ending != "md"),
 )
 TABLES = Kind(
-    "in Parquet, JSONL, CSV or TSV",
+    "in Parquet, JSON, CSV or TSV",
     _named(ending for ending, reader in ENDINGS.items() if reader.rows not in (None, "lines")),
 )
 ANY = Kind("besides the card", re.compile(rf"^(?!.*/{CARD}$)"))
-_FILE = re.compile(rf"\.([^./]+\.(gz|bz2|zst)|{'|'.join(ENDINGS)})$", re.IGNORECASE)
+_FILE = re.compile(rf"\.([^./]+\.({_COMPRESSED})|{'|'.join(ENDINGS)})$", re.IGNORECASE)
 
 
 def data_files(
@@ -78,8 +83,8 @@ def data_files(
         matches = [path for pattern in patterns for path in files.find_files(pattern)]
         paths = sorted({path for path in matches if kind.names.search(path)})
         return paths or _no_data(source, splits, kind, f"its card lists {', '.join(patterns)}")
-    listed = files.find_files(source)
-    paths = [path for path in listed if kind.names.search(path)]
+    listed = found(source)
+    paths = _of_kind(source, listed, kind)
     if kind is TEXTS and not paths:  # a folder of Markdown, whose README.md begins with metadata
         paths = [path for path in listed if _MARKDOWN.search(path) and ANY.names.search(path)]
     if TRAIN in splits and not _splits_of(source, paths):
@@ -96,12 +101,32 @@ def folder_files(
 
     Raises: CorpusError if no such split exists.
     """
-    if not _may_be_a_folder(source) or (listed := files.find_files(source)) == [source]:
+    if not _may_be_a_folder(source) or files.is_file(source):
         return None
-    paths = [path for path in listed if kind.names.search(path)]
+    paths = _of_kind(source, found(source), kind)
     if paths and not required and len(_splits_of(source, paths)) < 2:
         return paths
     return _of_first_split(source, paths, splits, kind)
+
+
+def found(source: str) -> list[str]:
+    """The files of a source that hold data; those that are passed over are reported.
+
+    Raises: CorpusError if there are none.
+    """
+    paths, hidden = files.find_all(source)
+    if not paths:
+        return files.find_files(source)  # which says what is wrong
+    report(source, hidden, "hidden")
+    return data_among(source, paths)
+
+
+def _of_kind(source: str, listed: Sequence[str], kind: Kind) -> list[str]:
+    paths = [path for path in listed if kind.names.search(path)]
+    if paths:
+        others = [path for path in listed if path not in {*paths}]
+        report(source, [path for path in others if _below(source, path) != CARD], "of other kinds")
+    return paths
 
 
 def _of_first_split(source: str, paths: list[str], splits: Sequence[str], kind: Kind) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from bert_core import files
-from bert_core.data.labelled_formats import labelled_records
+from bert_core.data.labelled_formats import Comment, Record, labelled_records
 from bert_core.data.tables import with_classes
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.tasks.shapes import (
@@ -90,7 +90,7 @@ def labelled_files(config: LabelledConfig, split: Split) -> list[str]:
             f"split: wanted a folder or data set with several splits, since {source} already names "
             f"its files, got {config.split!r}: leave split out, or give the folder"
         )
-    return files.find_files(source)
+    return hub.found(source)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def labelled_rows(
         usual: `columns` that were given before, for those that `config` does not give.
     Raises: CorpusError naming a column that is missing, or all rows that do not fit.
     """
-    tables: list[tuple[str, list[dict[str, Any]], dict[str, str]]] = []
+    tables: list[tuple[str, Sequence[Record], dict[str, str]]] = []
     broken = 0
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
     if config.source != DOCSTRINGS and paths != [config.source]:
@@ -141,11 +141,11 @@ def labelled_rows(
         say(f"{config.source} ({split}): {', '.join(names[:3])}{more}")
     for path in paths:
         lines, columns = labelled_records(files.read_contents(path), path, config.format)
-        records = [record for record in lines if record is not None]
-        records = with_classes(records, classes) if classes else records
-        if len(records) < len(lines):
-            broken += len(lines) - len(records)
-            say(f"{path}: left out {counted(len(lines) - len(records), 'broken line')}")
+        records, broken_here = _sound(lines, path)
+        if broken_here:
+            say(f"{path}: left out {counted(broken_here, 'broken line')}")
+        broken += broken_here
+        records = with_classes(records, classes)
         kept = _kept(usual or {}, config.columns, shapes, records)
         if kept:
             told = ", ".join(f'{name} = "{column}"' for name, column in kept.items())
@@ -226,6 +226,15 @@ def _checked(
     return [dict(row) for row in taken if not isinstance(row, InputError)], bad
 
 
+def _sound(lines: Sequence[Record | Comment | None], path: str) -> tuple[Sequence[Record], int]:
+    """The records, and how many lines are broken; comments are reported."""
+    comments = [line for line in lines if isinstance(line, Comment)]
+    if comments:
+        say(f"{path}: passed over {counted(len(comments), 'comment')} ({comments[0][:60]}, …)")
+    records = [line for line in lines if not (line is None or isinstance(line, Comment))]
+    return records, len(lines) - len(records) - len(comments)
+
+
 @contextmanager
 def rows_of(source: str) -> Iterator[None]:
     """Prefix errors about a row with the file or set that it is from."""
@@ -254,11 +263,11 @@ def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]
     if not files.exists(path):
         raise CorpusError(f"{path}: wanted a file of rows, there is none: check the path")
     lines, columns = labelled_records(files.read_contents(path), path, config.format)
-    records = [record for record in lines if record is not None]
-    if len(records) < len(lines):
+    records, broken = _sound(lines, path)
+    if broken:
         raise CorpusError(
             f"{path}: wanted as many columns in every line as in the header, "
-            f"{len(lines) - len(records):,} lines have more or fewer: copy the file again"
+            f"{broken:,} lines have more or fewer: copy the file again"
         )
     names = {field.name for field in fields(shape)}
     columns = {name: column for name, column in columns.items() if name in names}

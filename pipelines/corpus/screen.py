@@ -17,6 +17,8 @@ import pyarrow as pa
 
 from bert_core import files
 from bert_core.data.documents import clean, document_digest, document_fraction
+from bert_core.data.json_rows import json_rows
+from bert_core.data.parquet import MAGIC, ParquetTable, may_hold_text
 from bert_core.data.quality import (
     EvaluationGrams,
     QualityConfig,
@@ -25,7 +27,6 @@ from bert_core.data.quality import (
     signatures,
 )
 from bert_core.data.tables import table_rows
-from bert_core.errors import CorpusError
 from pipelines.corpus.blocks import read_block
 from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.readers.base import Block
@@ -232,14 +233,17 @@ def _evaluation_rows(path: str) -> Iterator[tuple[str, int, str]]:
     data = files.read_contents(path)
     if suffix == "txt":
         lines = data.decode("utf-8", "replace").split("\n")
-        rows: list[dict] = [dict(enumerate(line.split("\t"))) for line in lines]
+        rows: Sequence[object] = [line.split("\t") for line in lines]
     elif suffix == "json":
         try:
-            rows = [{"text": text} for text in _texts_in(json.loads(data))]
-        except ValueError as error:
-            raise CorpusError(
-                f"{path}: wanted JSON, it cannot be read ({error}): copy it again"
-            ) from error
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            value = json_rows(data, path)  # an object per line; or it says what is wrong
+        rows = list(_texts_in(value))
+    elif data.startswith(MAGIC):
+        table = ParquetTable(data, path)
+        names = [each.name for each in table.schema if may_hold_text(each.type)]
+        rows = [[row[name] for name in names] for row in table.rows()]
     else:
         rows = table_rows(data, path)
     for number, row in enumerate(rows, start=1):
@@ -251,8 +255,8 @@ def _texts_in(value: object) -> Iterator[str]:
     """Every string inside a JSON value, in order, as in SQuAD's files."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from _texts_in(item)
 
 

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 
 from bert_core import files
 from bert_core.errors import ConfigError, CorpusError
@@ -11,6 +12,9 @@ from pipelines.corpus import docstrings, hub
 from pipelines.corpus.config import DOCSTRINGS, CorpusConfig
 from pipelines.corpus.readers import reader_of
 from pipelines.corpus.readers.base import CorpusFile
+
+# Looking into a file on an object store is mostly waiting.
+THREADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,8 @@ def list_corpus(config: CorpusConfig, output: str | None = None) -> Corpus:
     Raises: CorpusError if a source names no file.
     """
     own = None if output is None else _as_folder(output)
-    listed: dict[str, CorpusFile] = {}
+    listed: dict[str, int] = {}
+    added: list[tuple[str, int, str | None]] = []
     for number, source in enumerate(config.sources):
         split_column = "split" if source == DOCSTRINGS else None
         paths = _paths_of(source)
@@ -46,18 +51,17 @@ def list_corpus(config: CorpusConfig, output: str | None = None) -> Corpus:
             paths = [path for path in paths if not path.startswith(own)]
         for path in paths:
             if path not in listed:
-                listed[path] = CorpusFile(
-                    path=path,
-                    source=number,
-                    size_bytes=files.size_bytes(path),
-                    split_column=split_column,
-                )
-            elif config.weight(listed[path].source) != config.weight(number):
+                added.append((path, number, split_column))
+                listed[path] = number
+            elif config.weight(listed[path]) != config.weight(number):
                 raise ConfigError(
                     f"corpus.weights: {path} is in two sources with different weights, "
-                    f"{config.sources[listed[path].source]} and {source}: name it in only one"
+                    f"{config.sources[listed[path]]} and {source}: name it in only one"
                 )
-    return Corpus(config=config, files=tuple(listed[path] for path in sorted(listed)))
+    # NOTE: not concurrent.futures, which on Ctrl-C waits for the files it has started.
+    with ThreadPool(min(THREADS, len(added))) as pool:
+        opened = pool.starmap(CorpusFile.at, sorted(added))
+    return Corpus(config=config, files=tuple(opened))
 
 
 def _as_folder(path: str) -> str:
@@ -67,7 +71,10 @@ def _as_folder(path: str) -> str:
 def _paths_of(source: str) -> list[str]:
     if source == DOCSTRINGS:
         return [docstrings.corpus_file()]
-    return [files.absolute(path) for path in hub.data_files(source) or files.find_files(source)]
+    paths = hub.data_files(source)
+    if paths is None:
+        paths = hub.found(source)
+    return [files.absolute(path) for path in paths]
 
 
 def corpus_size_bytes(corpus: Corpus) -> int:
@@ -77,7 +84,7 @@ def corpus_size_bytes(corpus: Corpus) -> int:
     """
     config = corpus.config
     sizes = (
-        reader_of(file.path).text_bytes(file, config) * config.weight(file.source)
+        reader_of(file).text_bytes(file, config) * config.weight(file.source)
         for file in corpus.files
     )
     size_bytes = sum(sizes)

@@ -548,7 +548,9 @@ def test_where_a_compressed_file_breaks_off_is_told(tmp_path: Path, suffix: str)
     (tmp_path / f"a.{suffix}").write_bytes(b"".join(frames[:3]) + frames[3][:-1])
     with files.open_stream(f"{tmp_path}/a.{suffix}") as stream:
         assert stream.read(3 * PIECE_BYTES) == NOISE[: 3 * PIECE_BYTES]
-        with pytest.raises(CorpusError, match=r"beyond (400,000|(26|29|32|39)\d,\d{3}) decompressed bytes"):
+        with pytest.raises(
+            CorpusError, match=r"beyond (400,000|(26|29|32|39)\d,\d{3}) decompressed bytes"
+        ):
             stream.read()
 
 
@@ -581,7 +583,7 @@ def test_members_without_content_and_zeros_behind_the_last_one_are_read(
     peers: dict[str, Callable[[bytes], bytes]] = {
         "gz": gzip.decompress,
         "bz2": bz2.decompress,
-        # NOTE: Python's lzma reads no padding; the format has it (section 2.2 of its specification).
+        # NOTE: Python's lzma reads no padding; the format has it (2.2 of its specification).
         "xz": lambda data: lzma.decompress(data.removesuffix(ZEROS)),
     }
     for data in (

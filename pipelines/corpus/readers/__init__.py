@@ -1,8 +1,9 @@
 """The formats of documents: one file and one entry in `READERS` per format."""
 
 from bert_core import files
+from bert_core.data.contents import HEAD_BYTES, to_convert
 from bert_core.errors import CorpusError
-from pipelines.corpus.readers.base import Reader
+from pipelines.corpus.readers.base import CorpusFile, Reader
 from pipelines.corpus.readers.delimited import CsvReader, TsvReader
 from pipelines.corpus.readers.jsonl import JsonlReader
 from pipelines.corpus.readers.parquet import ParquetReader
@@ -23,22 +24,24 @@ ENDINGS = {ending: reader for reader in READERS.values() for ending in reader.en
 """Suffix of a file's name, without the dot → its reader."""
 
 # Suffixes of published sets that only stages of labelled rows read, given a `format`.
-_PUBLISHED = ("json", "conll", "conllu")
+_PUBLISHED = ("conll", "conllu")
 
 
-def reader_of(path: str) -> Reader:
-    """The reader of a file, by its name. Raises: CorpusError if there is none."""
-    suffix, _ = files.suffixes(path)
-    if suffix not in ENDINGS:
-        got = f".{suffix}" if suffix else "none"
-        way_out = "rename it, or give the files as a glob"
-        if suffix in _PUBLISHED:
-            way_out = (
-                "write its rows as .jsonl or .parquet; only stages of labelled rows, such as "
-                "finetune and evaluate, read the formats of `raybert list formats`"
-            )
-        raise CorpusError(
-            f"{path}: wanted a file ending in {', '.join('.' + name for name in ENDINGS)}, "
-            f"or one of these followed by .gz, .bz2 or .zst, got {got}: {way_out}"
+def reader_of(file: CorpusFile) -> Reader:
+    """The reader of a file. Raises: CorpusError if there is none."""
+    if file.format in ENDINGS:
+        return ENDINGS[file.format]
+    way_out = "rename it, or give the files as a glob"
+    if file.format in _PUBLISHED:
+        way_out = (
+            "write its rows as .jsonl or .parquet; only stages of labelled rows, such as "
+            "finetune and evaluate, read the formats of `raybert list formats`"
         )
-    return ENDINGS[suffix]
+    elif file.size_bytes:
+        head, _ = files.look_into(file.path, HEAD_BYTES)
+        way_out = to_convert(head, file.path) or way_out
+    raise CorpusError(
+        f"{file.path}: wanted a file ending in {', '.join(f'.{name}' for name in ENDINGS)}, "
+        f"or one of these followed by .gz, .bz2, .zst or .xz, got "
+        f"{f'.{file.format}' if file.format else 'none'}: {way_out}"
+    )

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from bert_core import files
 from bert_core.compression import COMPRESSIONS
+from bert_core.data.contents import HEAD_BYTES, format_of, is_dump
 from bert_core.data.formats import column_of
 from bert_core.errors import CorpusError
 from pipelines.corpus.config import CorpusConfig
@@ -33,11 +34,36 @@ class CorpusFile:
     path: str
     source: int
     size_bytes: int
+    format: str
+    """What its contents are, or its name says: an ending of a reader, such as `jsonl`."""
+    compression: str | None
     split_column: str | None = None
 
-    @property
-    def compression(self) -> str | None:
-        return files.suffixes(self.path)[1]
+    @classmethod
+    def at(cls, path: str, source: int, split_column: str | None = None) -> "CorpusFile":
+        """The file as it is now. Raises: CorpusError if its compressed data is damaged."""
+        size_bytes = files.size_bytes(path)
+        head, compression = b"", None
+        if size_bytes:
+            head, compression = files.look_into(path, HEAD_BYTES)
+        kind = format_of(head, path)
+        if kind == "xml" and head and not is_dump(head):
+            raise CorpusError(
+                f"{path}: wanted a Wikipedia dump, got other XML: write its texts as .txt or .jsonl"
+            )
+        if kind == "parquet" and compression:
+            raise CorpusError(
+                f"{path}: wanted Parquet that is not compressed once more, got it as "
+                f".{compression}: decompress it"
+            )
+        return cls(
+            path=path,
+            source=source,
+            size_bytes=size_bytes,
+            format=kind,
+            compression=compression,
+            split_column=split_column,
+        )
 
     @property
     def expansion(self) -> int:

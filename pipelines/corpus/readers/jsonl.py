@@ -1,23 +1,49 @@
-"""JSON Lines: a document per line, in the column `corpus.text_column`."""
+"""JSON objects, one per line or in a list: a document each, in the column
+`corpus.text_column`."""
 
 import re
 from collections.abc import Iterator
 
-from bert_core.data.formats import jsonl_rows
+from bert_core import files
+from bert_core.data.contents import HEAD_BYTES
+from bert_core.data.json_rows import as_lines, is_of_lines, jsonl_rows
 from pipelines.corpus.config import CorpusConfig
-from pipelines.corpus.readers.base import BytesReader, CorpusFile, Document, document_of_row
+from pipelines.corpus.readers.base import (
+    Block,
+    BytesReader,
+    CorpusFile,
+    Document,
+    Extent,
+    document_of_row,
+    extents_between,
+)
 
 LINE_END = re.compile(rb"\n")
 
 
 class JsonlReader(BytesReader):
-    """A JSON object per line."""
+    """A JSON object per line; lists, and objects over several lines, are read as such lines."""
 
-    endings = ("jsonl", "ndjson")
+    endings = ("jsonl", "ndjson", "json")
     rows = "objects"
 
     def separator(self, config: CorpusConfig) -> re.Pattern[bytes]:
         return LINE_END
+
+    def cut(self, file: CorpusFile, config: CorpusConfig, block_bytes: int) -> Iterator[Extent]:
+        if _is_of_lines(file):
+            yield from super().cut(file, config, block_bytes)
+        else:
+            yield from extents_between([0, file.size_bytes], file)
+
+    def pieces(self, extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
+        file = extent.file
+        if (extent.start, extent.end) != (0, file.size_bytes) or _is_of_lines(file):
+            yield from super().pieces(extent, block)
+            return
+        with files.open_stream(file.path) as stream:
+            for offset, line in as_lines(stream, file.path):
+                yield offset, line + b"\n"
 
     def documents(
         self, data: bytes, offset: int, file: CorpusFile, config: CorpusConfig
@@ -27,3 +53,7 @@ class JsonlReader(BytesReader):
             for row in jsonl_rows(line, file.path, offset, config.errors):
                 yield document_of_row(row, where, file, config)
             offset += len(line)
+
+
+def _is_of_lines(file: CorpusFile) -> bool:
+    return is_of_lines(files.look_into(file.path, HEAD_BYTES)[0])

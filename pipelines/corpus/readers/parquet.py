@@ -1,18 +1,17 @@
 """Parquet: a document per row, in the column `corpus.text_column`; errors name the file."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bert_core import files
-from bert_core.data.formats import damaged, decode_utf8
+from bert_core.data import parquet
+from bert_core.data.formats import decode_utf8
+from bert_core.data.parquet import plain_values, reading_parquet
 from bert_core.errors import CorpusError
 from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.readers.base import Block, CorpusFile, Document, Extent, Reader, unchanged
-
-if TYPE_CHECKING:
-    import pyarrow.parquet as pq
 
 
 class ParquetReader(Reader):
@@ -36,10 +35,11 @@ class ParquetReader(Reader):
         with open_parquet(file.path) as opened:
             check_text_column(opened, corpus.text_column, file.path)
             columns = [corpus.text_column, *([split_column] if split_column else [])]
-            batches = opened.iter_batches(1024, row_groups=[extent.start], columns=columns)
+            with reading_parquet(file.path):
+                batches = opened.iter_batches(1024, row_groups=[extent.start], columns=columns)
             while batch := next_batch(batches, file.path):
                 splits = batch.column(split_column).to_pylist() if split_column else None
-                for index, text in enumerate(texts_of(batch.column(corpus.text_column))):
+                for index, text in enumerate(texts_of(batch.column(corpus.text_column), file.path)):
                     split = splits[index] if splits else None
                     if text is None:
                         yield Document("", source, split, dropped="no_text")
@@ -53,20 +53,14 @@ class ParquetReader(Reader):
                         yield Document("", source, split, dropped="unreadable")
 
 
-def open_parquet(path: str) -> "pq.ParquetFile":
+def open_parquet(path: str) -> pq.ParquetFile:
     """Raises: CorpusError naming `path` if it is not a complete Parquet file."""
-    import pyarrow.parquet as pq
-
-    opened = files.open_input(path)
-    try:
-        return pq.ParquetFile(opened)
-    except pa.ArrowInvalid as error:
-        raise damaged(path, "Parquet file", error) from error
+    return parquet.open_parquet(files.open_input(path), path)
 
 
-def check_text_column(parquet: "pq.ParquetFile", name: str, path: str) -> None:
+def check_text_column(opened: pq.ParquetFile, name: str, path: str) -> None:
     """Raises: CorpusError listing the columns if none is called `name`, or it holds no text."""
-    schema = parquet.schema_arrow
+    schema = opened.schema_arrow
     if name not in schema.names:
         raise CorpusError(
             f"{path}: wanted a column {name!r}, there are: {', '.join(schema.names)}: "
@@ -74,7 +68,7 @@ def check_text_column(parquet: "pq.ParquetFile", name: str, path: str) -> None:
         )
     kind = schema.field(name).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not any(
+    if not is_json(kind) and not any(
         is_text(kind)
         for is_text in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     ):
@@ -86,31 +80,36 @@ def check_text_column(parquet: "pq.ParquetFile", name: str, path: str) -> None:
 
 def text_bytes(path: str, column: str) -> int:
     """Bytes of the text in a column, before compression. Raises: as `check_text_column`."""
-    with open_parquet(path) as parquet:
-        check_text_column(parquet, column, path)
+    with open_parquet(path) as opened:
+        check_text_column(opened, column, path)
         # NOTE: a struct before it is one column in the schema but several in a row group.
-        leaves = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+        leaves = [opened.schema.column(i).path for i in range(len(opened.schema))]
         number = leaves.index(column)
-        groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
+        groups = (opened.metadata.row_group(i) for i in range(opened.num_row_groups))
         return sum(group.column(number).total_uncompressed_size for group in groups)
 
 
-def texts_of(texts: pa.Array) -> list[bytes | None]:
-    """The bytes of a column of text.
+def is_json(kind: pa.DataType) -> bool:
+    """Whether the texts of a column are JSON, as `datasets` stores what may be of any type."""
+    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json"
+
+
+def texts_of(texts: pa.Array, path: str) -> list[bytes | None]:
+    """The bytes of a column of text; None for JSON that is no text.
 
     NOTE: only decoding them checks that what Parquet calls a string is valid UTF-8.
     """
     texts = texts.dictionary_decode() if pa.types.is_dictionary(texts.type) else texts
+    if is_json(texts.type):
+        values = plain_values(texts, path)
+        return [value.encode() if isinstance(value, str) else None for value in values]
     return texts.cast(pa.large_binary()).to_pylist()
 
 
 def next_batch(batches: Iterator[pa.RecordBatch], path: str) -> pa.RecordBatch | None:
     """The next rows; None at the end. Raises: CorpusError naming `path` if it is damaged."""
-    try:
-        with files.reading(path):
-            return next(batches, None)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise damaged(path, "Parquet file", error) from error
+    with reading_parquet(path), files.reading(path):
+        return next(batches, None)
 
 
 def read_row_groups(block: Block) -> Iterator[tuple[str, pa.Table]]:
@@ -121,11 +120,9 @@ def read_row_groups(block: Block) -> Iterator[tuple[str, pa.Table]]:
     for extent in block.extents:
         path = extent.file.path
         with unchanged(extent.file), open_parquet(path) as opened:
-            try:
-                table = opened.read_row_group(extent.start)
-            except (pa.ArrowInvalid, OSError) as error:
-                raise damaged(path, "Parquet file", error) from error
-            yield f"{path}, row group {extent.start}", _without_views(table)
+            with reading_parquet(path):
+                table = _without_views(opened.read_row_group(extent.start))
+            yield f"{path}, row group {extent.start}", table
 
 
 def _without_views(table: pa.Table) -> pa.Table:

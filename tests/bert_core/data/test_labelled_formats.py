@@ -220,10 +220,20 @@ def test_conllu_is_words_without_ranges_empty_nodes_and_remarks(ending: str) -> 
         ("a B-x\nb\n", "conll", "a.conll, line 2: wanted 2 columns, got 1 ('b'): correct the line"),
         ("a\tO\nb\tx\tO\n", "conll", "a.conll, line 2: wanted 2 columns, got 3"),
         ("a\tx\tO\n\nb\tO\n", "conll", "a.conll, line 3: wanted 3 columns, got 2 ('b\\tO')"),
-        ("1\ta\n", "conllu", "a.conllu, line 1: wanted 10 columns, got 2 ('1\\ta')"),
+        (
+            "1\ta\n",
+            "conllu",
+            "a.conllu, line 1: wanted 10 columns between tabs (id, form, lemma, upos, xpos, feats, "
+            "head, deprel, deps, misc), got 2 ('1\\ta'): correct the line",
+        ),
         ('{"data": [{"paragraphs": [{}]}]}', "squad", "at question 1 there is no 'qas'"),
-        ('{"data": ', "squad", "a.squad: wanted JSON, it cannot be read"),
-        ("[]", "squad", "a.squad: wanted SQuAD's data → paragraphs → qas"),
+        ('{"data": ', "squad", "a.squad: wanted JSON, as in the format squad, it is not JSON ("),
+        (
+            "[]",
+            "squad",
+            "a.squad: wanted an object as SQuAD publishes it, with data → "
+            "paragraphs → qas, got a list ([]): leave the format out if each is a row with quest",
+        ),
         ('{"val": []}', "clinc_train", "wanted CLINC150's splits, found no 'train'"),
     ],
 )

@@ -170,7 +170,7 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     odd.write_text('"a text"\n')
     with pytest.raises(CorpusError, match=r"latin.txt: wanted UTF-8, byte 0xe9 at offset 3 is not"):
         inputs_of(str(latin))
-    with pytest.raises(CorpusError, match=r"odd.jsonl: wanted one JSON object per line"):
+    with pytest.raises(CorpusError, match=r"odd.jsonl, .*: wanted a JSON object"):
         inputs_of(str(odd))
     for source in (tmp_path / "none.txt", tmp_path):
         with pytest.raises(CorpusError, match=rf"source: wanted a file with texts, {source} cann"):

@@ -1,5 +1,7 @@
 """Of a data set in the hub's layout the wanted split is read, and the files around it are not."""
 
+import bz2
+import gzip
 import json
 import re
 from pathlib import Path
@@ -39,7 +41,9 @@ TRAIN = NAMES[4:6]
 def data_set(folder: Path, card: str, names: list[str]) -> str:
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
-        (folder / name).write_text(name)
+        data = f"<page>{name}</page>".encode()
+        pack = {".gz": gzip.compress, ".bz2": bz2.compress}.get((folder / name).suffix, bytes)
+        (folder / name).write_bytes(pack(data))
     (folder / "README.md").write_text(card)
     return str(folder)
 
@@ -122,9 +126,9 @@ def test_a_split_is_a_word_of_its_own_in_a_path(
          "english: give the files of the one you want as a folder or a glob below it"),
         (("configs:", "- config_name: a", "  data_files:", "  - {split: test, path: b}"), NAMES,
          ": wanted a split train, its card lists test: name one of them, or give the files as a"),
-        ((), ["test.jsonl", "dev.jsonl"], ": wanted a split train in Parquet, JSONL, CSV, TSV or "
+        ((), ["test.jsonl", "dev.jsonl"], ": wanted a split train in Parquet, JSON, CSV, TSV or "
          "text, its files are named after validation, test: give the files as a glob"),
-        ((), ["data.npy"], ": wanted a split train in Parquet, JSONL, CSV, TSV or text, this data"),
+        ((), ["data.npy"], ": wanted a split train in Parquet, JSON, CSV, TSV or text, this data"),
         (("configs:", "- data_files: data.npy"), ["data.npy"], ", its card lists "),
         (("configs:", "- data_files: gone/*"), NAMES, "/gone/*: wanted a file, a folder or a glob"),
         (("configs:", "- data_files: 3"), NAMES, "/README.md: wanted configs with data_files in the"
@@ -150,7 +154,7 @@ def test_a_folder_whose_readme_is_no_card_is_a_folder(tmp_path: Path, text: str)
     assert data_files(source) is None
     assert license_of(source) is None
     found = [Path(file.path).name for file in list_corpus(CorpusConfig(source=source)).files]
-    assert found == ["README.md", "test.txt"]
+    assert found == ["test.txt"]  # it describes the folder, as a card does
 
 
 LABELLED = ["data/train-0.csv", "data/train-1.csv", "data/dev.csv", "data/test.csv", "data/a.json"]
@@ -234,7 +238,7 @@ def test_a_folder_whose_files_tell_of_no_split_is_read_whole(tmp_path: Path) -> 
     assert labelled_paths(source, "train") == ["a.csv", "test-b.csv"]
     assert labelled_paths(source, "held_out") == ["a.csv", "test-b.csv"]
     assert labelled_paths(source, "held_out", split="test") == ["test-b.csv"]
-    with pytest.raises(CorpusError, match="wanted a split train in Parquet, JSONL, CSV or TSV, i"):
+    with pytest.raises(CorpusError, match="wanted a split train in Parquet, JSON, CSV or TSV, i"):
         labelled_paths(source, "train", split="train")
 
 
@@ -242,7 +246,7 @@ def test_files_of_a_format_have_any_ending(tmp_path: Path) -> None:
     names = ["data/train.conll", "data/test.conll"]
     source = data_set(tmp_path, card("license: mit"), names)
     assert labelled_paths(source, "train", written_as="conll") == ["train.conll"]
-    with pytest.raises(CorpusError, match=r"wanted a split train in Parquet, JSONL, CSV or TSV"):
+    with pytest.raises(CorpusError, match=r"wanted a split train in Parquet, JSON, CSV or TSV"):
         labelled_paths(source, "train")
 
 

@@ -218,10 +218,10 @@ def test_evaluation_rows_in_the_corpus_are_named_with_file_and_row(
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("dev.json", b"{", "dev.json: wanted JSON, it cannot be read (Expecting property name"),
-        ("dev.jsonl", b"[]", "dev.jsonl: wanted one JSON object per line, the line at byte 0 hold"),
+        ("dev.json", b"{", "dev.json, line 1: wanted a JSON object, it is not JSON (Expecting pr"),
+        ("dev.jsonl", b"[3]", "dev.jsonl, object 1: wanted a JSON object, got a number: co"),
         ("dev.txt.gz", gzip.compress(b"x" * 99)[:-9], "dev.txt.gz: wanted whole .gz data, it "),
-        ("dev.pdf", b"x", "dev.pdf: wanted .csv, .tsv, .jsonl or .parquet, also .gz, .bz2 or .zst"),
+        ("dev.pdf", b"x", "dev.pdf: wanted .csv, .tsv, .jsonl, .json or .parquet, also compresse"),
         (None, b"", "sets: wanted a file, a folder or a glob with at least one file, found none"),
     ],
 )

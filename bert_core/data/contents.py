@@ -1,0 +1,73 @@
+"""What a file holds: its first bytes say, and where many formats begin alike, its name."""
+
+import re
+
+from bert_core import files
+from bert_core.data.json_rows import looks_like_json
+from bert_core.data.parquet import MAGIC
+
+HEAD_BYTES = 1 << 13
+"""How many bytes of a file's contents tell what it holds."""
+JSON_ENDINGS = ("jsonl", "ndjson", "json")
+# Text may hold anything, also what looks like JSON.
+_BY_NAME = ("txt", "md", "csv", "tsv")
+_DUMP = re.compile(rb"<mediawiki\b|<page>")
+
+# First bytes of formats that are not read → their names, and how to convert the file.
+_TO_PARQUET = "write its table as .parquet"
+_FOREIGN = {
+    b"PK\x03\x04": ("a zip archive", "unpack it"),
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": ("an older Office document", "save it as .xlsx or .csv"),
+    b"%PDF-": ("PDF", "write its text as .txt"),
+    b"ARROW1": ("an Arrow file", _TO_PARQUET),
+    b"\xff\xff\xff\xff": ("an Arrow stream", _TO_PARQUET),
+    b"SQLite format 3\x00": ("an SQLite database", _TO_PARQUET),
+    b"Obj\x01": ("Avro", _TO_PARQUET),
+    b"ORC": ("ORC", _TO_PARQUET),
+    b"\x89HDF": ("HDF5", _TO_PARQUET),
+    b"\x04\x22\x4d\x18": ("lz4", "decompress it"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it"),
+}
+_SHEET = (
+    "`pandas.read_excel({path!r}, dtype=str, keep_default_na=False)"
+    ".to_csv({target!r}, index=False)`"
+)
+_ARROW = "`pyarrow.parquet.write_table(pyarrow.ipc.open_{kind}({path!r}).read_all(), {target!r})`"
+
+
+def format_of(head: bytes, path: str) -> str:
+    """The format of a file: a suffix of its kind, such as "jsonl", or that of its name.
+
+    Args:
+        head: the first `HEAD_BYTES` of its contents, decompressed.
+    """
+    suffix, _ = files.suffixes(path)
+    if head.startswith(MAGIC):
+        return "parquet"
+    if suffix in JSON_ENDINGS:
+        return "jsonl"
+    if suffix in _BY_NAME:
+        return suffix
+    if _DUMP.search(head):
+        return "xml"
+    return "jsonl" if looks_like_json(head) else suffix
+
+
+def is_dump(head: bytes) -> bool:
+    """Whether contents that begin so are a part of a Wikipedia dump."""
+    return _DUMP.search(head) is not None
+
+
+def to_convert(head: bytes, path: str) -> str | None:
+    """What to do about a file of a format that is not read; None if it is not known."""
+    suffix, _ = files.suffixes(path)
+    stem = path.removesuffix(f".{suffix}")
+    if suffix == "xlsx":
+        return _SHEET.format(path=path, target=f"{stem}.csv")
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        kind = "file" if head.startswith(b"ARROW1") else "stream"
+        return _ARROW.format(kind=kind, path=path, target=f"{stem}.parquet")
+    return next(
+        (f"it is {name}: {do}" for magic, (name, do) in _FOREIGN.items() if head.startswith(magic)),
+        None,
+    )

@@ -1,0 +1,160 @@
+"""JSON objects: one per line, in a list, or over several lines. Pure: no files here.
+
+All three are read as lines, so that a bad object takes no other with it: in JSON, line ends within
+an object are white space, so its bytes on one line are the same object.
+"""
+
+import codecs
+import io
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from bert_core.data.formats import Errors, decode_utf8
+from bert_core.errors import CorpusError
+
+CHUNK_BYTES = 1 << 22
+# A bracket outside strings, or the beginning of a string whose end is not in sight.
+_MARK = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+(["\[\]{}])', re.DOTALL)
+_LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")
+_BLANK = b" \t\r\n"
+_OTHERWISE = re.compile(rb"\s*+(?:\[|\{[ \t\r]*+\n)")
+_PLAUSIBLE = re.compile(rb'\s*+(?:\[\s*+\{|\{\s*+(?:"|\}))')
+
+
+def looks_like_json(head: bytes) -> bool:
+    """Whether contents that begin so are JSON objects, or a list of them."""
+    return _PLAUSIBLE.match(head.removeprefix(codecs.BOM_UTF8)) is not None
+
+
+def is_of_lines(head: bytes) -> bool:
+    """Whether contents that begin so hold an object per line: not a list, and no object whose
+    first line is only its bracket."""
+    return _OTHERWISE.match(head.removeprefix(codecs.BOM_UTF8)) is None
+
+
+def as_lines(stream: io.BufferedIOBase, source: str) -> Iterator[tuple[int, bytes]]:
+    """What a list holds, or objects over several lines: each as a line, with its byte offset.
+
+    Memory is bounded by the longest object and `CHUNK_BYTES`.
+    Raises: CorpusError if the list or an object is not closed.
+    """
+    buffer, base, at = b"", 0, 0  # what is in sight, its offset, and how far it has been read
+    depth, begins, in_list = 0, 0, False
+    while chunk := stream.read(max(CHUNK_BYTES, len(buffer))):
+        buffer += chunk
+        while match := _MARK.match(buffer, at):
+            mark, start, at = match[1], match.start(1), match.end()
+            if mark == b'"':
+                at = start
+                break
+            outside = depth == in_list
+            if mark == b"[" and not depth:
+                in_list, depth = True, 1
+                begins = at
+            elif mark in (b"{", b"["):
+                if outside:
+                    yield from _between(buffer, begins, start, base)
+                    begins = start
+                depth += 1
+            elif mark in (b"}", b"]"):
+                if outside:
+                    yield from _between(buffer, begins, start, base)
+                    if not depth:
+                        yield base + start, mark  # closes nothing: not JSON
+                elif depth == 1 + in_list:
+                    yield base + begins, buffer[begins:at].translate(_LINE_ENDS)
+                depth = max(0, depth - 1)
+                in_list = in_list and depth > 0
+                if depth <= in_list:
+                    begins = at
+        else:
+            at = len(buffer)
+        kept = min(begins, at)
+        buffer, base = buffer[kept:], base + kept
+        begins, at = begins - kept, at - kept
+    if depth or b'"' in buffer[at : at + 1]:
+        raise CorpusError(
+            f"{source}: wanted whole JSON, it ends within {'a list' if in_list else 'an object'}: "
+            "copy or download it again"
+        )
+    yield from _between(buffer, begins, len(buffer), base)
+
+
+def _between(buffer: bytes, start: int, end: int, base: int) -> Iterator[tuple[int, bytes]]:
+    """What stands between two objects, if it is more than commas and white space."""
+    text = buffer[start:end].strip(b"," + _BLANK)
+    if text and text != codecs.BOM_UTF8:
+        yield base + start, text.translate(_LINE_ENDS)
+
+
+def json_rows(data: bytes, source: str) -> list[dict[str, Any]]:
+    """The objects of a file. Raises: CorpusError naming the line, or which object of a list."""
+    rows = []
+    if is_of_lines(data):
+        for number, line in enumerate(data.splitlines(), 1):
+            if line.removeprefix(codecs.BOM_UTF8).strip():
+                rows.append(json_object(line, f"{source}, line {number:,}"))
+        return rows
+    for number, (_, line) in enumerate(as_lines(io.BytesIO(data), source), 1):
+        rows.append(json_object(line, f"{source}, object {number:,}"))
+    return rows
+
+
+def jsonl_rows(
+    data: bytes, source: str, offset: int = 0, errors: Errors = "fail"
+) -> Iterator[dict | None]:
+    """One JSON object per line; empty lines and a byte order mark are skipped.
+
+    If `errors` is "skip", None stands for a line that is not an object.
+    Raises: CorpusError naming the byte at which such a line begins if it is "fail".
+    """
+    for line in data.splitlines(keepends=True):
+        if line.removeprefix(codecs.BOM_UTF8).strip():
+            try:
+                yield json_object(line, f"{source}, the line at byte {offset:,}", offset)
+            except CorpusError:
+                if errors == "fail":
+                    raise
+                yield None
+        offset += len(line)
+
+
+def json_object(line: bytes, where: str, offset: int = 0) -> dict[str, Any]:
+    """The object on a line that begins at byte `offset`. Raises: CorpusError naming `where`."""
+    text = decode_utf8(line, where, offset).removeprefix("\ufeff")
+    value = json_value(text, f"{where}: wanted a JSON object")
+    if not isinstance(value, dict):
+        raise CorpusError(
+            f"{where}: wanted a JSON object, got {_NAMES.get(type(value), 'a value')}: correct or "
+            "remove it"
+        )
+    return value
+
+
+_NAMES: dict[type, str] = {
+    list: "a list", str: "text", int: "a number", float: "a number", bool: "true or false",
+    type(None): "null",
+}  # fmt: skip
+
+
+def json_value(text: str, wanted: str, way_out: str = "correct or remove it") -> Any:
+    """A JSON value. Raises: CorpusError if it is none, or has a name twice in an object."""
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
+        reason = str(error)
+        if isinstance(error, json.JSONDecodeError) and "\n" not in text.rstrip():
+            reason = f"{error.msg}, after {error.pos:,} characters"
+        raise CorpusError(f"{wanted}, it is not JSON ({reason}): {way_out}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises: JSONDecodeError if a name occurs twice, of which `json` would keep the last."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise json.JSONDecodeError(f"the name {twice!r} occurs twice", "", 0)
+    return fields
