@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_core.data.labelled_formats import FORMATS, Record, labelled_records
+from bert_core.data.labelled_formats import FORMATS, Comment, Record, labelled_records
+from bert_core.data.tables import table_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.shapes import labelled
@@ -76,7 +77,7 @@ TEST: dict[str, tuple[str, dict]] = {
 
 def records_of(text: str, name: str) -> list[Record]:
     found, _ = labelled_records(text.encode(), f"a.{name}", name)
-    return [record for record in found if record is not None]
+    return [record for record in found if not isinstance(record, str | None)]
 
 
 def inputs_of(text: str, name: str) -> list[dict]:
@@ -173,6 +174,88 @@ def test_conll_is_sentences_between_blank_lines_without_its_documents(
     first = labelled_records(text.encode(), "a", "conll")[0][0]
     assert first is not None
     assert first["1"] == ["NNP", "VBZ"]
+
+
+TAGGED = "we O\nsaw O\nUS B-LOC\n\n# O\n1 O\nfan B-PER\n"
+TOKENS = [["we", "saw", "US"], ["#", "1", "fan"]]
+COMMENTED = {
+    # The makers' own lines, of MultiCoNER, Universal NER, GermEval and CoNLL-2012.
+    "two columns": ("# s1\nwe O\nsaw O\nUS B-LOC\n\n# s2\n# O\n1 O\nfan B-PER\n", ["# s1", "# s2"]),
+    "MultiCoNER": (
+        "# id 5239d808-f300-46ea-aa3b-5093040213a3\tdomain=en\nwe _ _ O\nsaw _ _ O\nUS _ _ "
+        "B-LOC\n\n\n"
+        "# id 1d6e\tdomain=en\n# _ _ O\n1 _ _ O\nfan _ _ B-PER\n",
+        ["# id 5239d808-f300-46ea-aa3b-5093040213a3\tdomain=en", "# id 1d6e\tdomain=en"],
+    ),
+    "Universal NER": (
+        "# sent_id = a-1\n# text = O\n1\twe\tO\n2\tsaw\tO\n3\tUS\tB-LOC\n\n"
+        "# sent_id = O\n1\t#\tO\n2\t1\tO\n3\tfan\tB-PER\n",
+        ["# sent_id = a-1", "# text = O", "# sent_id = O"],
+    ),
+    "GermEval": (
+        "#\thttp://de.wikipedia.org/wiki/A [2009-10-17]\n1\twe\tO\tO\n2\tsaw\tO\tO\n3\tUS\tO"
+        "\tB-LOC\n\n"
+        "#\tx\n1\t#\tO\tO\n2\t1\tO\tO\n3\tfan\tO\tB-PER\n",
+        ["#\thttp://de.wikipedia.org/wiki/A [2009-10-17]", "#\tx"],
+    ),
+    "CoNLL-2012": (
+        "#begin document (bc/cctv/00/cctv_0000); part 000\nx 0 0 we O\nx 0 1 saw O\nx 0 2 US "
+        "B-LOC\n\n"
+        "x 0 0 # O\nx 0 1 1 O\nx 0 2 fan B-PER\n\n#end document\n",
+        [],
+    ),
+    "none": (TAGGED, []),
+}
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("dialect", COMMENTED)
+def test_comments_of_conll_are_no_tokens_and_a_token_may_be_a_number_sign(
+    dialect: str, ending: str
+) -> None:
+    text, comments = COMMENTED[dialect]
+    records, _ = labelled_records(text.replace("\n", ending).encode(), "a", "conll")
+    assert [each for each in records if isinstance(each, Comment)] == comments
+    rows = [each for each in records if isinstance(each, dict)]
+    tokens = {"Universal NER": "1", "GermEval": "1", "CoNLL-2012": "3"}.get(dialect, "0")
+    assert [row[tokens] for row in rows] == TOKENS
+    assert [row["-1"] for row in rows] == [["O", "O", "B-LOC"], ["O", "O", "B-PER"]]
+
+
+# White space of Unicode beyond blanks and tabs: no-break space, next line, separators, …
+ODD = ["\xa0", "\x85", "\u2028", "\u3000", "\x1c", "\x0b", "\x0c", "\u200b", "\ufeff"]
+
+
+@pytest.mark.parametrize("name", ["conll", "conllu", "sst2", None])
+@pytest.mark.parametrize("odd", ODD, ids=ascii)
+def test_only_blanks_and_tabs_separate_and_only_line_feeds_end_a_line(
+    odd: str, name: str | None
+) -> None:
+    token = f"10{odd}000"
+    if name in ("conll", "conllu"):
+        middle = "\t_" * 6 if name == "conllu" else ""
+        lines = [f"1\t{token}\t_\tNUM{middle}", f"2\t{odd}\t_\tX{middle}"]
+        texts = ["\n".join(lines)]
+        if name == "conll":
+            texts += [text.replace("\t", " ") for text in texts]
+        for text in texts:
+            [row] = records_of(text, name)
+            assert [*row.values()][1] == [token, odd]
+    else:
+        [row] = table_rows(f"sentence\tlabel\n{token}\t{odd}\n".encode(), "a.tsv")
+        assert [*row.values()] == [token, odd]
+        [row] = records_of(f"sentence\tlabel\n{token}\t{odd}\n", "sst2")
+        assert [*row.values()] == [token, odd]
+
+
+def test_conllu_plus_names_its_columns_in_the_first_line() -> None:
+    text = "# global.columns = ID FORM PARSEME:MWE\n1\ta\t*\n2-3\tb\t_\n2\tc\t1:IAV\n"
+    assert records_of(text, "conllu") == [
+        {"id": ["1", "2"], "form": ["a", "c"], "parseme:mwe": ["*", "1:IAV"]}
+    ]
+    message = "a.conllu, line 2: wanted 3 columns between tabs (id, form, parseme:mwe), got 2"
+    with pytest.raises(CorpusError, match=re.escape(message)):
+        records_of(text.replace("\t*", ""), "conllu")
 
 
 CONLLU = """\

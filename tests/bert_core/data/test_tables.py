@@ -102,7 +102,7 @@ def test_rows_are_those_that_were_written() -> None:
     [
         ("text;label\na;b\n", "a.csv", "a.csv, line 1: wanted names of columns separated by commas"
          ", got none of these but ';': convert it with `csv.writer(open('a.commas.csv', 'w', "),
-        ('"text";"label"\n"a";"b"\n', "a.csv", "got none of these but ';': convert it with `csv.wri"),
+        ('"text";"label"\n"a";"b"\n', "a.csv", "got none of these but ';': convert it with `csv.w"),
         ("text\tlabel\na\tb\n", "a.csv", "got none of these but '\\t': name the file .tsv"),
         ("text,label\na,b\n", "a.tsv.bz2", "separated by tabs, got none of these but ',': name the "
          "file .csv"),

@@ -345,7 +345,7 @@ def test_what_is_read_is_what_the_card_names(tmp_path: Path) -> None:
     source = data_set(tmp_path, card(*lines).replace("\n", "\r\n"), ["deep/b.txt", "deep/a.txt"])
     blocks = plan_blocks(list_corpus(CorpusConfig(source=source)), 1000)
     texts = [document.text for block in blocks for document in read_block(block)]
-    assert texts == ["deep/a.txt", "deep/b.txt"]
+    assert texts == ["<page>deep/a.txt</page>", "<page>deep/b.txt</page>"]
 
 
 def test_the_hub_is_asked_and_an_error_names_the_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
