@@ -255,7 +255,9 @@ def _read(nodes: Sequence[Any], pieces: list[str]) -> None:
 
 
 def _read_link(link: Wikilink, pieces: list[str]) -> None:
-    target = str(link.title).strip()
+    shown: list[str] = []
+    _read(link.title.nodes, shown)  # a target may hold entities, as in [[AT&amp;T]]
+    target = "".join(shown).strip()
     namespace, colon, _ = target.partition(":")
     hidden = colon and namespace.strip().lower() in _HIDDEN_NAMESPACES
     if hidden or _FILE.search(target) or (link.text is None and _LANGUAGE.match(target)):

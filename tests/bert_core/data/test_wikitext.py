@@ -1,10 +1,12 @@
 """A dump as the exporter writes it: which pages are articles, and what of an article is prose."""
 
 import bz2
+import random
 import subprocess
 import sys
 from xml.sax.saxutils import escape
 
+import mwparserfromhell
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -398,3 +400,39 @@ def test_a_line_of_equals_signs_does_not_end_the_process() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+ENTITIES = {
+    "&amp;": "&", "&nbsp;": " ", "&#43;": "+", "&#x3b1;": "α", "&lt;": "<", "&quot;": '"',
+    "&amp;lt;": "&lt;", "&amp;amp;": "&amp;", "<": "<", "&bogus;": "&bogus;",
+}  # fmt: skip
+AROUND = (
+    "[[{}]]", "[[Target|{}]]", "[[:{}]]", "''{}''", "'''{}'''", "<b>{}</b>", "<i class='a'>{}</i>",
+    "[http://a.org {}]", "\n* {}\n", "<nowiki>{}</nowiki>", "<div>{}</div>", "{{{{t}}}}{}",
+    "<ref>x</ref> {}", "[[A (b)|{}]]",
+)  # fmt: skip
+
+
+def test_an_entity_is_decoded_once_wherever_it_stands() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        entity, shown = rng.choice([*ENTITIES.items()])
+        wikitext = f"q{entity}w"
+        for _ in range(rng.randrange(4)):
+            around = rng.choice(AROUND)
+            # Links do not nest, and nothing is a mark within <nowiki>.
+            is_plain = wikitext == f"q{entity}w"
+            if is_plain or not around.startswith(("[", "<nowiki")):
+                wikitext = around.format(wikitext)
+        assert f"q{shown}w" in article_text("T", f"Of {wikitext} here."), wikitext
+
+
+@pytest.mark.parametrize("entity", [each for each in ENTITIES if each not in ("<", "&nbsp;")])
+def test_a_link_without_a_label_shows_what_mwparserfromhell_makes_of_it(entity: str) -> None:
+    wikitext = f"About [[a{entity}b]]."
+    shown = mwparserfromhell.parse(wikitext).strip_code()  # version 0.7.2
+    assert article_text("T", wikitext) == f"T\n\n{shown}"
+
+
+def test_a_namespace_that_is_written_with_an_entity_is_one() -> None:
+    assert article_text("T", "Some.[[Category&#58;Ducks]] [[File&#58;a.png]]") == "T\n\nSome."
