@@ -67,6 +67,8 @@ def shown(value: Any) -> str:
     kinds = {dict: "an object", list: "a list", tuple: "a list", str: "text", bool: "a boolean"}
     if value is None:
         return "nothing"
+    if isinstance(value, str) and not value.strip():
+        return f"blank text ({as_json(value)})" if value else "empty text"
     return f"{kinds.get(type(value), 'a number')} ({as_json(value)})"
 
 

@@ -179,7 +179,7 @@ def _to_calibrate(
     else:
         shapes = task.shapes(task.chosen)[0], Unlabelled
         usual = usual_columns(predictor.bundle, task.name)
-        rows = read_labelled(config.calibration, "train", shapes, usual=usual)
+        rows = read_labelled(config.calibration, "train", shapes, usual=usual, setting=CALIBRATION)
         known = set(task.digests(held_out, task.chosen).tolist())
         digests = task.digests(rows, task.chosen).tolist()
         rows = [row for row, digest in zip(rows, digests, strict=True) if digest not in known]

@@ -7,7 +7,9 @@ an object are white space, so its bytes on one line are the same object.
 import codecs
 import io
 import json
+import math
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -148,6 +150,22 @@ def json_value(text: str, wanted: str, way_out: str = "correct or remove it") ->
         if isinstance(error, json.JSONDecodeError) and "\n" not in text.rstrip():
             reason = f"{error.msg}, after {error.pos:,} characters"
         raise CorpusError(f"{wanted}, it is not JSON ({reason}): {way_out}") from error
+
+
+def check_finite(value: Any, where: str) -> None:
+    """Raises: CorpusError for a number that JSON cannot hold: NaN, or one as large as 1e400, which
+    Python reads as Infinity."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            check_finite(item, f"{where}, {name!r}")
+    elif isinstance(value, list):
+        for item in value:
+            check_finite(item, where)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise CorpusError(
+            f"{where}: wanted a number up to {sys.float_info.max:.2g}, got {value}: write null, or "
+            "the number as text"
+        )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

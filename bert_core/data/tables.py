@@ -112,7 +112,7 @@ class TextTable:
         suffix = next((name for name, divider in DIVIDERS.items() if divider == mark), None)
         do = f"name the file .{suffix}"
         if suffix is None or (suffix == "tsv" and '"' in header):
-            do = f"convert it with {as_csv(self._source, mark)}"
+            do = as_csv(self._source, mark)
         return (
             f"wanted names of columns separated by {ours[self._suffix]}, got none of these but "
             f"{mark!r}: {do}"
@@ -189,11 +189,15 @@ class _Lines:
 
 
 def as_csv(source: str, mark: str) -> str:
-    """The command in Python that writes a table with quotes and another divider as CSV."""
+    """The way to write a table with quotes and another divider as CSV, in Python: pandas would
+    guess types, and make nothing of texts like "NA"."""
+    first = "convert it with "
+    if files.suffixes(source)[1]:
+        source, first = source.rpartition(".")[0], "decompress it, and convert it with "
     target = f"{source.rpartition('.')[0]}.commas.csv"
     return (
-        f"`csv.writer(open({target!r}, 'w', newline='', encoding='utf-8')).writerows(csv.reader("
-        f"open({source!r}, newline='', encoding='utf-8-sig'), delimiter={mark!r}))`"
+        f"{first}`csv.writer(open({target!r}, 'w', newline='', encoding='utf-8')).writerows("
+        f"csv.reader(open({source!r}, newline='', encoding='utf-8-sig'), delimiter={mark!r}))`"
     )
 
 

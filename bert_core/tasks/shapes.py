@@ -90,9 +90,10 @@ def labelled(
     columns: Mapping[str, str],
     source: str,
     unused: Set[str] | None = None,
+    setting: str = "columns",
 ) -> list[dict[str, Any]]:
     """The rows of `read_records`. Raises: CorpusError as there, and naming all bad rows."""
-    read = read_records(records, shapes, columns, source, unused)
+    read = read_records(records, shapes, columns, source, unused, setting)
     if read.bad:
         raise CorpusError(told_of(read.bad, len(records)))
     return read.rows
@@ -104,6 +105,7 @@ def read_records(
     columns: Mapping[str, str],
     source: str,
     unused: Set[str] | None = None,
+    setting: str = "columns",
 ) -> LabelledRows:
     """The fields of the shapes, read from each record.
 
@@ -114,6 +116,7 @@ def read_records(
         columns: field → its column, for fields whose column has another name.
         source: where the records come from, for messages.
         unused: the `unused_fields` of all records, if these are only some of them.
+        setting: what the user calls `columns`, for messages.
     Raises: CorpusError naming a column that is missing, or holds labels of several types;
         ConfigError if two fields are mapped to one column.
     """
@@ -121,7 +124,7 @@ def read_records(
     unknown = sorted(columns.keys() - hints.keys())
     if unknown:
         raise CorpusError(
-            f"columns: wanted names of the fields {', '.join(hints)}, got {unknown[0]}: "
+            f"{setting}: wanted names of the fields {', '.join(hints)}, got {unknown[0]}: "
             'give field = "column"'
         )
     column_of = own_columns(columns, shapes)
@@ -129,7 +132,7 @@ def read_records(
         raise CorpusError(f"{source}: wanted labelled rows, the file holds none: give another file")
     optional, targets = _optional(shapes), _hints(shapes[1:])
     unused = unused_fields(records, shapes, columns) if unused is None else unused
-    _check_columns(records, column_of, optional - columns.keys(), source, shapes)
+    _check_columns(records, column_of, optional - columns.keys(), source, shapes, setting)
     labels = _labels_in(shapes[1])
     for name in labels & column_of.keys():
         _check_one_type(
@@ -261,6 +264,7 @@ def _check_columns(
     unneeded: Set[str],
     source: str,
     shapes: tuple[type, type],
+    setting: str,
 ) -> None:
     """Raises: CorpusError if a column that is needed is in no record. A shape may say in `instead`
     what to do about rows that have another column."""
@@ -273,7 +277,7 @@ def _check_columns(
         known = next((instead[other] for other in present if other in instead), None)
         hint = nearest(column, present) if known is None else ""
         way_out = (
-            f"say with columns.{name} which holds the {name}"
+            f"say with {setting}.{name} which holds the {name}"
             f"{', or add a first line with the names of the columns' if has_header else ''}"
         )
         raise CorpusError(

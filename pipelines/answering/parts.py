@@ -5,6 +5,7 @@ row that cannot be answered is put aside with the reason.
 """
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import pyarrow as pa
 from bert_core import files
 from bert_core.checks import PositiveInt
 from bert_core.data.formats import decode_utf8
-from bert_core.data.json_rows import jsonl_rows
+from bert_core.data.json_rows import check_finite, jsonl_rows
 from bert_core.data.parquet import plain_values
 from bert_core.data.tables import TextTable
 from bert_core.errors import ConfigError, CorpusError, InputError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 ROWS, REJECTED, PARTS = "rows", "rejected", "parts"
 """Folders of the output: the answered rows, the rows put aside, and a record per part."""
+_MAYBE_NOT_FINITE = re.compile(rb"NaN|Infinity|[0-9][eE]\+?[0-9]{3}|[0-9]{309}")
 EMPTY = "rows_with_empty_text"
 BLANK = "blank_lines_left_out"
 
@@ -368,6 +370,8 @@ def _pieces(extent: Extent, block: Block, part: OutputPart) -> Iterator[Read]:
                 if record is None:  # only a byte order mark
                     continue
                 columns = record
+                if _MAYBE_NOT_FINITE.search(piece):  # no answer could be written as JSON
+                    check_finite(columns, where)
                 if rb"\ud" in piece.lower():  # maybe a lone surrogate, which no file can hold
                     check_unicode(columns, where)
         except (CorpusError, InputError) as error:

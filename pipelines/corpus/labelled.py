@@ -111,9 +111,10 @@ def read_labelled(
     shapes: tuple[type, type],
     checked: Checked | None = None,
     usual: Mapping[str, str] | None = None,
+    setting: str | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of `labelled_rows` alone."""
-    return labelled_rows(config, split, shapes, checked, usual).rows
+    return labelled_rows(config, split, shapes, checked, usual, setting).rows
 
 
 def labelled_rows(
@@ -122,6 +123,7 @@ def labelled_rows(
     shapes: tuple[type, type],
     checked: Checked | None = None,
     usual: Mapping[str, str] | None = None,
+    setting: str | None = None,
 ) -> RowsRead:
     """Rows with the fields of a task's shapes, as the task reads them.
 
@@ -130,6 +132,7 @@ def labelled_rows(
 
     Args:
         usual: `columns` that were given before, for those that `config` does not give.
+        setting: what the user calls `config`, if that is not the name of the split.
     Raises: CorpusError naming a column that is missing, or all rows that do not fit.
     """
     tables: list[tuple[str, Sequence[Record], dict[str, str]]] = []
@@ -156,7 +159,7 @@ def labelled_rows(
         *(unused_fields(records, shapes, columns) for _, records, columns in tables)
     )
     read = {
-        path: read_records(records, shapes, columns, path, unused)
+        path: read_records(records, shapes, columns, path, unused, f"--{setting or split}.columns")
         for path, records, columns in tables
     }
     rows, bad = _checked(read, config.source, checked)

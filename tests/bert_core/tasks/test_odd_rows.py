@@ -80,7 +80,7 @@ NAN = float("nan")
     ("task", "record", "message"),
     [
         (TextClassification, {"text": "a", "label": None}, "in the column 'label', got nothing"),
-        (TextClassification, {"text": "a", "label": ""}, "text in the column 'label', got text"),
+        (TextClassification, {"text": "a", "label": ""}, "in the column 'label', got "),
         (
             TextClassification,
             {"text": "a", "label": NAN},
@@ -101,7 +101,11 @@ NAN = float("nan")
             {"text": "a", "score": None},
             "number in the column 'score', got noth",
         ),
-        (TextRegression, {"text": "a", "score": ""}, "a number in the column 'score', got text"),
+        (
+            TextRegression,
+            {"text": "a", "score": ""},
+            "a number in the column 'score', got empty text",
+        ),
         (TokenClassification, {"tokens": ["a"], "tags": [NAN]}, "a list of texts in the column"),
         (
             TokenClassification,
@@ -141,7 +145,7 @@ NAN = float("nan")
             {"tokens": ["a", "b"], "tags": ["O", ""]},
             "row 1: wanted a list of texts, none of them empty, in the column 'tags', got a list",
         ),
-        (TextClassification, {"text": "a", "label": " "}, "text in the column 'label', got text"),
+        (TextClassification, {"text": "a", "label": " "}, "in the column 'label', got "),
         (TextClassification, {"text": "a", "label": 10**400}, "text in the column 'label', got a"),
         (TextRegression, {"text": "a", "score": 10**400}, "a number in the column 'score', got a"),
         (
