@@ -481,10 +481,20 @@ def find_files(pattern: str) -> list[str]:
 
 
 def find_all(pattern: str) -> tuple[list[str], list[str]]:
-    """What `find_files` finds, if anything, and the files that it skips, both sorted."""
+    """What `find_files` finds, if anything, and the files that it skips, both sorted.
+
+    Raises: CorpusError for a name that is not UTF-8; ResourceError.
+    """
     found: tuple[list[str], list[str]] = ([], [])
-    for path, is_hidden in _find(pattern):
-        found[is_hidden].append(path)
+    try:
+        for path, is_hidden in _find(pattern):
+            path.encode()
+            found[is_hidden].append(path)
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:  # by pyarrow, or by Python's glob
+        name = error.object if isinstance(error.object, bytes) else os.fsencode(error.object)
+        raise CorpusError(
+            f"{pattern}: wanted names of files in UTF-8, got {name!r}: rename the file"
+        ) from error
     return sorted(found[False]), sorted(found[True])
 
 

@@ -184,10 +184,11 @@ def card_metadata(source: str) -> dict[str, Any] | None:
         return None
     try:
         metadata = yaml.safe_load(match[1]) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also of a date
+        reason = " ".join(str(error).split())
         raise CorpusError(
-            f"{card}: wanted YAML between its first two lines of ---, it cannot be read ({error}): "
-            "correct it, or give the files as a glob"
+            f"{card}: wanted YAML between its first two lines of ---, it cannot be read ({reason}"
+            "): correct it, or give the files as a glob"
         ) from error
     return metadata if isinstance(metadata, dict) else None
 

@@ -338,3 +338,20 @@ def test_a_file_of_a_format_that_is_not_read_says_what_to_do(
     (tmp_path / name).write_bytes(data)
     with pytest.raises(CorpusError, match=re.escape(way_out)):
         read_corpus(tmp_path / name)
+
+
+@pytest.mark.parametrize("what", ["", "/*.txt"])
+def test_a_name_of_a_file_that_is_no_utf8_is_told(tmp_path: Path, what: str) -> None:
+    (tmp_path / "b.txt").write_text("One.")
+    (tmp_path / "caf\udce9.txt").write_text("Two.")
+    message = r"wanted names of files in UTF-8, got b'.*caf\\xe9.txt': rename the file"
+    with pytest.raises(CorpusError, match=message):
+        list_corpus(CorpusConfig(source=f"{tmp_path}{what}"))
+
+
+@pytest.mark.parametrize("card", ["date: 2024-02-30", "[" * 3000, "a: b: c", "configs: 3"])
+def test_a_card_that_cannot_be_read_is_named(tmp_path: Path, card: str) -> None:
+    (tmp_path / "README.md").write_text(f"---\n{card}\n---\n")
+    (tmp_path / "a.txt").write_text("One.")
+    with pytest.raises(CorpusError, match=r"README.md: wanted .*, or give the files as a glob$"):
+        list_corpus(CorpusConfig(source=str(tmp_path)))
