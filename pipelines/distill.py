@@ -252,6 +252,7 @@ def _options(config: DistillConfig, teacher: "Bundle") -> "Options":
     from bert_core.tasks.catalog import TASKS
 
     kind = TASKS[config.task]
+    kind.check_given(config.options)
     if teacher.task is None or teacher.task.name != config.task:
         return kind.options_of(config.options)
     inherited = teacher.task.record["options"]

@@ -112,6 +112,8 @@ class Task(ABC):
     """Class of the task's options."""
     free_options: ClassVar[frozenset[str]] = frozenset()
     """Those that a head does not depend on: a student may have others than its teacher."""
+    read_options: ClassVar[frozenset[str]] = frozenset()
+    """Those that are read from a model's weights, so that nobody may set them."""
     own_options: ClassVar[frozenset[str]] = frozenset()
     """Those about a model's own sizes, which its students do not take over."""
 
@@ -418,6 +420,16 @@ class Task(ABC):
         """The default parameters, except that inputs which are too long are cut."""
         cut_by = cls.parameters.cut_by
         return cls.parameters(**({} if cut_by is None else {cut_by: True}))
+
+    @classmethod
+    def check_given(cls, values: Container[str]) -> None:
+        """Raises: ConfigError for an option that a user gives without effect."""
+        for name in sorted(cls.read_options):
+            if name in values:
+                raise ConfigError(
+                    f"options.{name}: wanted none, since it is read from the model's weights: "
+                    "leave it out"
+                )
 
     @classmethod
     def options_of(cls, values: Mapping[str, Any]) -> Options:

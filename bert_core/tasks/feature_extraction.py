@@ -49,6 +49,11 @@ Loss = Literal["contrastive", "cosine"]
 Pooling = Literal["mean", "cls"]
 Side = Literal["left", "right"]
 POOLING = "1_Pooling/config.json"
+_OF_OTHER: Mapping[Loss, tuple[str, ...]] = {
+    "cosine": ("group_size", "temperature"),
+    "contrastive": ("highest_score",),
+}
+"""Loss → the options that only the other one reads."""
 CONFIG = "config.json"
 """Has `matryoshka_dimensions` where vectors may be cut (vLLM's convention)."""
 _MODES: dict[Pooling, str] = {
@@ -81,13 +86,13 @@ class PromptOptions(Options):
 
         Raises: InputError if the model has no prompt of this name.
         """
-        name = name or self.default_prompt
+        field, name = ("prompt_name", name) if name else ("default_prompt", self.default_prompt)
         if name is None:
             return ""
         if name not in self.prompts:
             there_are = ", ".join(self.prompts) or "none"
             raise InputError(
-                f"prompt_name: wanted one of the model's prompts ({there_are}), got {name!r}: "
+                f"{field}: wanted one of the model's prompts ({there_are}), got {name!r}: "
                 "leave it out, or put the prompt before the text yourself"
             )
         return self.prompts[name]
@@ -124,7 +129,9 @@ class FeatureExtractionOptions(VectorOptions):
     temperature: PositiveFloat = 0.05
     """Divisor of the cosines (Gao et al. 2021, section 3)."""
     dimensions: list[int] = field(default_factory=list)
-    """Shorter lengths that the vectors were trained to be cut to (Kusupati et al. 2022)."""
+    """Shorter lengths to which vectors may be cut (Kusupati et al. 2022): of published models that
+    name them as `matryoshka_dimensions` in config.json. Training does not make vectors that can be
+    cut, and refuses it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +227,17 @@ class FeatureExtraction(Task):
         cls, rows: Sequence[Row], options: FeatureExtractionOptions | None = None
     ) -> "FeatureExtraction":
         chosen, loss = options or cls.options(), _loss_of(rows)
+        if chosen.dimensions:
+            raise ConfigError(
+                "options.dimensions: wanted none in training, which does not make vectors that can "
+                f"be cut, got {chosen.dimensions}: leave it out"
+            )
+        for name in _OF_OTHER[loss]:
+            if getattr(chosen, name) != getattr(cls.options(), name):
+                raise ConfigError(
+                    f"options.{name}: wanted none with the loss {loss}, which the rows are for and "
+                    f"which does not use it, got {getattr(chosen, name)}: leave it out"
+                )
         if chosen.loss not in (None, loss):
             has = "have a" if loss == "cosine" else "have no"
             raise CorpusError(

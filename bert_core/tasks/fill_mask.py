@@ -42,8 +42,8 @@ class FillMaskOptions(Options):
     """How pretraining filled masks."""
 
     enhanced: bool = False
-    """Whether DeBERTa's enhanced mask decoder fills masks, if the encoder has one. Always read from
-    the weights, not from this option."""
+    """Whether DeBERTa's enhanced mask decoder fills masks, if the encoder has one. Read from the
+    weights, and refused as an option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,7 @@ class FillMask(Task):
     pretrained = True
     parameters = FillMaskParameters
     options = FillMaskOptions
+    read_options = frozenset({"enhanced"})
     examples = ("The capital of France is [MASK].",)
     cell_types: Mapping[str, pa.DataType] = {
         "words": pa.list_(pa.string()),

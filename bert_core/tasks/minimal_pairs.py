@@ -84,6 +84,7 @@ class MinimalPairs(Task):
     shares_head_with = (FillMask.name,)
     parameters = CuttingParameters
     options = FillMaskOptions
+    read_options = frozenset({"enhanced"})
     examples = ({GOOD: "The files are open.", BAD: "The files is open."},)
     cell_types: Mapping[str, pa.DataType] = {
         "preferred": pa.string(),

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from bert_core.checks import PositiveInt, check_fields
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
-from bert_core.errors import CorpusError, InputError
+from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.classification import (
     by_label,
     f1_names,
@@ -205,6 +205,11 @@ class TextClassification(TextTask):
             raise CorpusError(
                 f"training rows: wanted at least two labels, found {len(labels)} "
                 f"({', '.join(labels) or 'no rows'}): add rows with another label"
+            )
+        if several and options.out_of_scope is not None:
+            raise ConfigError(
+                "options.out_of_scope: wanted none with multi_label, where texts without a label "
+                f"have an empty list, got {options.out_of_scope!r}: leave it out"
             )
         for name in ("out_of_scope", "positive_label"):
             label = getattr(options, name)

@@ -96,6 +96,7 @@ def read_sets(
     from bert_core.tasks.catalog import TASKS
 
     kind = TASKS[config.task]
+    kind.check_given(config.options)
     usual = usual_columns(bundle, config.task)
     parts = read_parts(config, kind, kind.options_of(config.options), usual=usual)
     task = parts.task.in_order_of(bundle.task).adapted(bundle.state)

@@ -1,0 +1,118 @@
+"""Every option of every task changes something that a user can see, or is refused."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+
+from bert_core.errors import ConfigError, RaybertError
+from bert_core.scores import scores_of
+from bert_core.tasks.base import Kind, Task
+from bert_core.tasks.feature_extraction import FeatureExtraction
+from bert_core.tasks.shapes import labelled
+from tests import tiny
+from tests.labelled_rows import EVERY_KIND, rows_of
+
+WORDS = tiny.tokenizer()
+CONFIG = tiny.encoder_config(WORDS.vocab_size)
+ABOUT = {"pairs": ["text_pair"], "scheme": ["options.entities"]}
+"""What a refusal of an option may name instead."""
+OPTIONS = [
+    pytest.param(*kind.values, option.name, id=f"{kind.id}-{option.name}")
+    for kind in EVERY_KIND
+    for option in fields(kind.values[0].options)
+]
+
+
+@pytest.mark.parametrize(("task", "kind", "option"), OPTIONS)
+def test_an_option_changes_something_or_is_refused(
+    task: type[Task], kind: Kind, option: str
+) -> None:
+    records = rows_of(kind, 8)
+    usual = task.options_of(kind.options)
+    before = seen(task, records, usual)
+    for value in others(task, records, option, getattr(usual, option)):
+        try:
+            task.check_given({option: value})
+            after = seen(task, records, task.options_of({**kind.options, option: value}))
+        except RaybertError as error:
+            after = str(error)
+            if not any(name in after for name in (option, *ABOUT.get(option, ()))):
+                continue
+        if after != before:
+            return
+    pytest.fail(f"{option} changes nothing, and is not refused")
+
+
+def others(task: type[Task], rows: list[dict[str, Any]], option: str, usual: Any) -> list[Any]:
+    """Values that an option may have instead."""
+    hint = get_type_hints(task.options)[option]
+    kinds = [kind for kind in get_args(hint) or [hint] if kind is not type(None)]
+    kind = hint if get_origin(hint) in (Literal, list, dict) else kinds[0]
+    labels = sorted({label for row in rows for label in _labels(row)})
+    known: Mapping[Any, list[Any]] = {
+        bool: [True, False], int: [2, 5, 8], float: [7.0], str: [*labels, "Is it {}?"],
+    }  # fmt: skip
+    if get_origin(kind) is Literal:
+        values = list(get_args(kind))
+    elif get_origin(kind) is dict:
+        values = [{"query": "the sea "}]
+    elif get_origin(kind) is list:
+        values = [[8], [*labels, "another"]] if get_args(kind) == (int,) else [[*labels, "another"]]
+    else:
+        values = known[kind]
+    return [value for value in values if value != usual]
+
+
+def _labels(row: Mapping[str, Any]) -> list[str]:
+    one = row.get("label")
+    return row.get("labels") or ([one] if isinstance(one, str) else [])
+
+
+def seen(of: type[Task], records: list[dict[str, Any]], options: Any) -> str:
+    """What can be seen of a task: what is read, learned, answered, measured and written.
+
+    Raises: RaybertError if the options, or these rows with them, are refused.
+    """
+    rows = labelled(records, of.shapes(options), {}, "rows")
+    task = of.from_rows(rows, options)
+    repeated = ("context", "question", "tokens", "tags")
+    long = [
+        {name: value * 8 if name in repeated else value for name, value in row.items()}
+        for row in rows
+    ]
+    encoder = task.encoder_config(CONFIG)
+    model = tiny.model(encoder, task.build_objective).eval()
+    windows = task.encode(long, WORDS, 24, labelled=task.trainable)
+    unlabelled = task.encode(rows, WORDS, 24)
+    answers = task.decode(rows, unlabelled, scores_of(model, unlabelled, WORDS.pad_id))
+    (objective,) = model.objectives.values()
+    numbers = {name: value for name, value in vars(objective).items() if _is_plain(value)}
+    parts = [
+        encoder, task.group_rows, task.max_length, numbers, type(objective), windows,
+        np.round([float(number) for number in _numbers(answers)], 5).tolist(),
+        task.metrics(task.compare(rows, answers)), task.by_class(task.compare(rows, answers)),
+        task.files(encoder), task.config_entries(),
+        task.labels, task.shapes(task.chosen),
+    ]  # fmt: skip
+    return repr(parts)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def _numbers(value: Any) -> list[float]:
+    if isinstance(value, Mapping):
+        return _numbers(list(value.values()))
+    if isinstance(value, list | tuple):
+        return [number for each in value for number in _numbers(each)]
+    return [value] if isinstance(value, int | float) else []
+
+
+def test_lengths_to_which_vectors_are_cut_are_not_trained_yet() -> None:
+    kind = FeatureExtraction.kinds[0]
+    with pytest.raises(ConfigError, match=r"options\.dimensions: wanted none in training, which"):
+        FeatureExtraction.from_rows(kind.rows, FeatureExtraction.options(dimensions=[8]))
