@@ -1,7 +1,7 @@
 """Evaluated bundle → MLflow registry, where the alias `champion` marks the version to serve."""
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,7 +214,13 @@ def _compared(
 
 
 def _described(task: "Task") -> str:
-    return f"{task.name} {json.dumps(asdict(task.chosen))}"
+    """Its name and options, but for unset ones by which tasks do not differ."""
+    options = {
+        one.name: getattr(task.chosen, one.name)
+        for one in fields(task.chosen)
+        if one.compare or getattr(task.chosen, one.name) is not None
+    }
+    return f"{task.name} {json.dumps(options)}"
 
 
 def _classes(folder: str, evaluation: Manifest) -> dict[str, dict[str, float]] | None:

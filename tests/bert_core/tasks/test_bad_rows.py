@@ -148,7 +148,12 @@ def test_an_answer_before_the_passage_that_is_empty_is_none() -> None:
 
 def test_all_bad_rows_are_in_one_message() -> None:
     good = {"text": "a", "label": "x"}
-    records = [good, {"text": "a", "label": None}, {"text": 3, "label": "x"}, *[good] * 5]
+    records: list[dict[str, Any]] = [
+        good,
+        {"text": "a", "label": None},
+        {"text": 3, "label": "x"},
+        *[good] * 5,
+    ]
     records += [{"text": "a", "label": ""}] * 12
     with pytest.raises(CorpusError) as raised:
         labelled(records, TextClassification.shapes(), {}, "a.jsonl")

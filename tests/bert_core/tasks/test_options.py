@@ -13,16 +13,16 @@ from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.shapes import labelled
 from tests import tiny
-from tests.labelled_rows import EVERY_KIND, rows_of
+from tests.labelled_rows import KINDS, rows_of
 
 WORDS = tiny.tokenizer()
 CONFIG = tiny.encoder_config(WORDS.vocab_size)
 ABOUT = {"pairs": ["text_pair"], "scheme": ["options.entities"]}
 """What a refusal of an option may name instead."""
 OPTIONS = [
-    pytest.param(*kind.values, option.name, id=f"{kind.id}-{option.name}")
-    for kind in EVERY_KIND
-    for option in fields(kind.values[0].options)
+    pytest.param(task, kind, option.name, id=f"{name}-{option.name}")
+    for name, (task, kind) in KINDS.items()
+    for option in fields(task.options)
 ]
 
 

@@ -128,7 +128,7 @@ def test_f1_of_the_label_that_is_asked_for() -> None:
     with pytest.raises(CorpusError, match="positive_label: wanted one of the labels, got 'spam'"):
         TextClassification.from_rows(rows, TextClassificationOptions(positive_label="spam"))
     several = TextClassificationOptions(multi_label=True, positive_label="x")
-    rows = [{"text": "a", "labels": ["x"]}, {"text": "b", "labels": ["y"]}]
-    task = TextClassification.from_rows(rows, several)
-    answers = [[{"label": "x", "score": 0.9}]] * 2
-    assert task.metrics(task.compare(rows, answers))["f1_of_x"] == pytest.approx(2 / 3)
+    listed = [{"text": "a", "labels": ["x"]}, {"text": "b", "labels": ["y"]}]
+    task = TextClassification.from_rows(listed, several)
+    given = [[{"label": "x", "score": 0.9}]] * 2
+    assert task.metrics(task.compare(listed, given))["f1_of_x"] == pytest.approx(2 / 3)

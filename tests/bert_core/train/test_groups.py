@@ -46,7 +46,8 @@ def gradient_of(
 ) -> tuple[Tensor, dict[str, float]]:
     """The gradient of the first global batch, and what an evaluation gives."""
     rows = rows_of(scored=scored)
-    task = FeatureExtraction.from_rows(rows, FeatureExtractionOptions(group_size=GROUP))
+    options = FeatureExtractionOptions() if scored else FeatureExtractionOptions(group_size=GROUP)
+    task = FeatureExtraction.from_rows(rows, options)
     windows = task.encode(rows, TOKENIZER, 32, labelled=True)
     model = tiny.model(CONFIG, task.build_objective).to(dtype)
     batches = RankBatches(
