@@ -91,16 +91,37 @@ def _between(buffer: bytes, start: int, end: int, base: int) -> Iterator[tuple[i
         yield base + start, text.translate(_LINE_ENDS)
 
 
-def json_rows(data: bytes, source: str) -> list[dict[str, Any]]:
-    """The objects of a file. Raises: CorpusError naming the line, or which object of a list."""
-    rows = []
+class Unread(str):
+    """A row that cannot be read: what is wrong with it, and where."""
+
+    __slots__ = ()
+
+
+def json_rows(data: bytes, source: str, *, keep: bool = False) -> list[Any]:
+    """The objects of a file.
+
+    Args:
+        keep: whether an `Unread` stands for one that cannot be read.
+    Raises: CorpusError naming the line, or which object of a list, unless `keep`.
+    """
     if is_of_lines(data):
-        for number, line in enumerate(data.splitlines(), 1):
-            if line.removeprefix(codecs.BOM_UTF8).strip():
-                rows.append(json_object(line, f"{source}, line {number:,}"))
-        return rows
-    for number, (_, line) in enumerate(as_lines(io.BytesIO(data), source), 1):
-        rows.append(json_object(line, f"{source}, object {number:,}"))
+        lines = enumerate(data.splitlines(), 1)
+        named = [
+            (f"line {number:,}", line)
+            for number, line in lines
+            if line.removeprefix(codecs.BOM_UTF8).strip()
+        ]
+    else:
+        objects = enumerate(as_lines(io.BytesIO(data), source), 1)
+        named = [(f"object {number:,}", line) for number, (_, line) in objects]
+    rows: list[Any] = []
+    for where, line in named:
+        try:
+            rows.append(json_object(line, f"{source}, {where}"))
+        except CorpusError as error:
+            if not keep:
+                raise
+            rows.append(Unread(str(error).removeprefix(f"{source}, ")))
     return rows
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bert_core.data.formats import Errors, decode_utf8
-from bert_core.data.json_rows import json_value
+from bert_core.data.json_rows import Unread, json_value
 from bert_core.data.parquet import MAGIC
 from bert_core.data.tables import check_header, parquet_rows, table_rows
 from bert_core.errors import ConfigError, CorpusError
@@ -29,6 +29,8 @@ class Comment(str):
     __slots__ = ()
 
 
+Line = Record | Comment | Unread | None
+"""What stands for a line or an object of a file."""
 Reader = Callable[[bytes, str], Sequence[Record | Comment | None]]
 
 
@@ -47,10 +49,11 @@ class LabelledFormat:
 
 def labelled_records(
     data: bytes, source: str, name: str | None
-) -> tuple[Sequence[Record | Comment | None], dict[str, str]]:
+) -> tuple[Sequence[Line], dict[str, str]]:
     """The records of a file, and which columns hold a task's fields.
 
-    None stands for a broken line, a `Comment` for a line that was taken for none.
+    None stands for a line that is broken as published, an `Unread` for a row of a table that cannot
+    be read, a `Comment` for a line that was taken for none.
 
     Sets are also published as Parquet, with the original column names: such a file is read as
     Parquet, even if `name` says otherwise.
@@ -61,8 +64,8 @@ def labelled_records(
     Raises: ConfigError for an unknown name; CorpusError naming the bad line.
     """
     if name is None:
-        rows = table_rows(data, source)
-        if len(rows) == 1:
+        rows = table_rows(data, source, keep=True)
+        if len(rows) == 1 and not isinstance(rows[0], Unread):
             _check_is_rows(rows[0], source)
         return rows, {}
     if name not in FORMATS:

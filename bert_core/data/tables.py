@@ -14,7 +14,7 @@ import pyarrow as pa
 from bert_core import files
 from bert_core.data.contents import HEAD_BYTES, format_of, to_convert
 from bert_core.data.formats import not_utf8
-from bert_core.data.json_rows import json_rows
+from bert_core.data.json_rows import Unread, json_rows
 from bert_core.data.parquet import ParquetTable
 from bert_core.errors import CorpusError
 
@@ -293,18 +293,19 @@ def _names_of(feature: Any) -> list[str] | None:
     return feature["names"] if feature.get("_type") == "ClassLabel" else None
 
 
-def table_rows(data: bytes, source: str) -> Sequence[Mapping[str, Any]]:
+def table_rows(data: bytes, source: str, *, keep: bool = False) -> Sequence[Any]:
     """Rows of a CSV, TSV, JSON or Parquet file, values by column; what it is, its contents say, or
     its name.
 
     Args:
         data: decompressed.
-    Raises: CorpusError naming the file, and the bad row.
+        keep: whether an `Unread` stands for a row that cannot be read.
+    Raises: CorpusError naming the file, and the bad row unless `keep`.
     """
     head = data[:HEAD_BYTES]
     suffix = format_of(head, source)
     if suffix == "jsonl":
-        return json_rows(data, source)
+        return json_rows(data, source, keep=keep)
     if suffix == "parquet":
         return parquet_rows(data, source)
     if suffix not in DIVIDERS:
@@ -316,11 +317,13 @@ def table_rows(data: bytes, source: str) -> Sequence[Mapping[str, Any]]:
             f".{suffix}: {do or 'convert or rename it'}, or give the format of a published set"
         )
     table = TextTable(io.BytesIO(data), source)
-    rows: list[dict] = []
+    rows: list[Any] = []
     for row in table.rows():
-        if row.fault:
+        if row.fault and keep:
+            rows.append(Unread(f"line {row.line:,}: {row.fault}"))
+        elif row.fault:
             raise CorpusError(f"{source}, row {len(rows) + 1} (line {row.line:,}): {row.fault}")
-        if row.cells:
+        elif row.cells:
             rows.append(dict(zip(table.columns, row.cells, strict=True)))
     return rows
 

@@ -5,11 +5,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from bert_core import files
-from bert_core.data.labelled_formats import Comment, Record, labelled_records
+from bert_core.data.json_rows import Unread
+from bert_core.data.labelled_formats import Comment, Line, Record, labelled_records
 from bert_core.data.tables import with_classes
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.tasks.shapes import (
@@ -136,7 +137,7 @@ def labelled_rows(
     Raises: CorpusError naming a column that is missing, or all rows that do not fit.
     """
     tables: list[tuple[str, Sequence[Record], dict[str, str]]] = []
-    broken = 0
+    sound: dict[str, _Sound] = {}
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
     if config.source != DOCSTRINGS and paths != [config.source]:
         names = [path.rpartition("/")[2] for path in paths]
@@ -144,11 +145,12 @@ def labelled_rows(
         say(f"{config.source} ({split}): {', '.join(names[:3])}{more}")
     for path in paths:
         lines, columns = labelled_records(files.read_contents(path), path, config.format)
-        records, broken_here = _sound(lines, path)
-        if broken_here:
-            say(f"{path}: left out {counted(broken_here, 'broken line')}")
-        broken += broken_here
-        records = with_classes(records, classes)
+        of_file = sound[path] = _sound(lines, path)
+        if of_file.broken:
+            say(f"{path}: left out {counted(of_file.broken, 'broken line')}")
+        if of_file.unread and not of_file.records:
+            raise CorpusError(f"{told_of(of_file.unread, len(lines))}: none is left")
+        records = with_classes(of_file.records, classes)
         kept = _kept(usual or {}, config.columns, shapes, records)
         if kept:
             told = ", ".join(f'{name} = "{column}"' for name, column in kept.items())
@@ -162,8 +164,9 @@ def labelled_rows(
         path: read_records(records, shapes, columns, path, unused, f"--{setting or split}.columns")
         for path, records, columns in tables
     }
+    read = {path: _in_file(part, sound[path]) for path, part in read.items()}
     rows, bad = _checked(read, config.source, checked)
-    total = sum(len(records) for _, records, _ in tables)
+    total = len(rows) + len(bad)
     if bad and config.bad_rows == "refuse":
         raise CorpusError(
             f'{told_of(bad, total)} (bad_rows = "skip" beside the source leaves such rows out)'
@@ -171,10 +174,18 @@ def labelled_rows(
     if bad and not rows:
         raise CorpusError(f"{told_of(bad, total)}: none is left")
     for path in read:
-        if of_file := [row for row in bad if row.source == path]:
-            say(f"{path}: left out {counted(len(of_file), 'row')}: {kinds_of_bad(of_file)}")
+        if faulty := [row for row in bad if row.source == path]:
+            say(f"{path}: left out {counted(len(faulty), 'row')}: {kinds_of_bad(faulty)}")
     stripped = sum(part.stripped for part in read.values())
+    broken = sum(part.broken for part in sound.values())
     return RowsRead(rows, broken, {BAD: len(bad), STRIPPED: stripped})
+
+
+def _in_file(part: LabelledRows, sound: "_Sound") -> LabelledRows:
+    """The rows by their numbers in the file, with those of it that cannot be read."""
+    bad = [replace(row, number=sound.numbers[row.number - 1]) for row in part.bad]
+    numbers = [sound.numbers[number - 1] for number in part.numbers]
+    return replace(part, numbers=numbers, bad=[*bad, *sound.unread])
 
 
 def _kept(
@@ -229,13 +240,27 @@ def _checked(
     return [dict(row) for row in taken if not isinstance(row, InputError)], bad
 
 
-def _sound(lines: Sequence[Record | Comment | None], path: str) -> tuple[Sequence[Record], int]:
-    """The records, and how many lines are broken; comments are reported."""
+@dataclass(frozen=True)
+class _Sound:
+    """The records of a file, and what else is in it."""
+
+    records: Sequence[Record]
+    numbers: list[int]
+    """Of each record in the file, from 1, comments not counted."""
+    unread: list[BadRow]
+    broken: int
+
+
+def _sound(lines: Sequence[Line], path: str) -> _Sound:
+    """The records among lines; comments are reported."""
     comments = [line for line in lines if isinstance(line, Comment)]
     if comments:
         say(f"{path}: passed over {counted(len(comments), 'comment')} ({comments[0][:60]}, …)")
-    records = [line for line in lines if not (line is None or isinstance(line, Comment))]
-    return records, len(lines) - len(records) - len(comments)
+    rows = list(enumerate((line for line in lines if not isinstance(line, Comment)), 1))
+    unread = [BadRow(path, number, line) for number, line in rows if isinstance(line, Unread)]
+    sound = [(number, line) for number, line in rows if not isinstance(line, Unread | None)]
+    records, numbers = [line for _, line in sound], [number for number, _ in sound]
+    return _Sound(records, numbers, unread, len(rows) - len(sound) - len(unread))
 
 
 @contextmanager
@@ -266,15 +291,17 @@ def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]
     if not files.exists(path):
         raise CorpusError(f"{path}: wanted a file of rows, there is none: check the path")
     lines, columns = labelled_records(files.read_contents(path), path, config.format)
-    records, broken = _sound(lines, path)
-    if broken:
+    sound = _sound(lines, path)
+    if sound.unread:
+        raise CorpusError(told_of(sound.unread, len(lines)))
+    if sound.broken:
         raise CorpusError(
             f"{path}: wanted as many columns in every line as in the header, "
-            f"{broken:,} lines have more or fewer: copy the file again"
+            f"{sound.broken:,} lines have more or fewer: copy the file again"
         )
     names = {field.name for field in fields(shape)}
     columns = {name: column for name, column in columns.items() if name in names}
-    return labelled(records, (shape, Unlabelled), columns | config.columns, path)
+    return labelled(sound.records, (shape, Unlabelled), columns | config.columns, path)
 
 
 def labelled_input(name: str, config: LabelledConfig, split: Split) -> DatasetInput:

@@ -99,3 +99,37 @@ def test_the_columns_of_training_are_taken_where_none_are_given(
     assert rows({"text": "a", "label": "x"}) == wanted, "a file may have the fields' own names"
     assert rows({"body": "b", "q": "x", "title": "a"}, text="title") == wanted
     assert 'columns {label = "q"}, as in training' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("a.csv", "text,label\na,x\nb,x,y\nc,\nd,y\n\ne\n", "wanted … cells, as many as"),
+        (
+            "a.jsonl",
+            '{"text": "a", "label": "x"}\n{"text": "b",\n{"text": "c", "label": null}\n'
+            '{"text": "d", "label": "y"}\n[]\n',
+            "wanted",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_read_are_bad_rows_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, kind: str
+) -> None:
+    path, shapes = tmp_path / name, TextClassification.shapes()
+    path.write_text(text)
+    with pytest.raises(CorpusError) as raised:
+        labelled_rows(LabelledConfig(source=str(path)), "train", shapes)
+    message = str(raised.value)
+    assert message.startswith(f"{path}, row 2: line ")
+    assert "wanted text in the column 'label' in 1 other row (row 3)" in message
+    assert "3 of 5 rows in all" in message
+    skipping = LabelledConfig(source=str(path), bad_rows="skip")
+    rows = labelled_rows(skipping, "train", shapes).rows
+    assert rows == [{"text": "a", "label": "x"}, {"text": "d", "label": "y"}]
+    told = capsys.readouterr().out
+    assert f"{path}: left out 3 rows: " in told
+    assert kind in told
+    path.write_text(text.splitlines()[0][:4] + ("" if name == "a.jsonl" else ",label\na\n"))
+    with pytest.raises(CorpusError, match="none is left"):
+        labelled_rows(skipping, "train", shapes)
