@@ -43,6 +43,7 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, FormatError
 from bert_core.model.config import EncoderConfig
 from bert_core.model.families import LAYOUTS
+from bert_core.model.fit import check_fits
 from bert_core.model.heads import LinearHead
 from bert_core.model.hf import (
     architecture,
@@ -236,6 +237,8 @@ def load_bundle(folder: str | Path) -> Bundle:
         name = class_name(entries)
         weights = {} if graph else read_weights(folder)
         state = from_huggingface(weights, config, name)
+        if not graph:
+            check_fits(state, config)
         if (folder / OBJECTIVE).is_file():
             state |= load_file(folder / OBJECTIVE)
     except (FormatError, SafetensorError) as error:
