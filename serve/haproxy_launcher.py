@@ -173,7 +173,9 @@ def rewritten(
             lines.append(f"    http-request set-var({METHOD}) str(other) if !{known}")
             lines.append(f"    http-request return {_IS_STOPPING} if {_is_stopping(folder)}")
             lines.append(f"    http-request return {_METHODS_OF_ALL} if {{ url * }}")
-            lines.append("    http-request set-path / if { url_beg http:// https:// } !{ path -m found }")
+            lines.append(
+                "    http-request set-path / if { url_beg http:// https:// } !{ path -m found }"
+            )
             lines.append(f"    http-request return {_NO_PATH} if !{{ path_beg / }}")
             lines.append(f"    http-response return {_NOT_READ} if {{ status 400 }} {_IS_TEXT}")
         if line.strip() == "defaults":

@@ -2,8 +2,8 @@
 
 import logging
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from serve.model import Model
 from serve.observing import NO_RECORDER, Recorder
 from serve.plan import Candidate, Plan, Source
 from serve.slot import Challenger, Slot
-from tracking.resolve import Served, release, remember_served
+from tracking.attempts import Attempt, attempt
+from tracking.resolve import Served, last_served, release, remember_served
 
 logger = logging.getLogger("ray.serve")
 
@@ -40,9 +41,10 @@ class HostedModel:
         Raises: see `Model` and `resolve`.
         """
         self.plan, self._report, self._recorder = plan, report, recorder
+        self._attempts: weakref.WeakKeyDictionary[Model, Attempt] = weakref.WeakKeyDictionary()
         held, model = self._first()
         self.slot = Slot(model, recorder)
-        holder = self._holder(MODEL, install=self._install, answered=self._remember)
+        holder = self._holder(MODEL, install=self._install, answered=self._answered)
         aim = self._aim(plan.source)
         former = self._former(held)
         self._follower = Follower(holder, aim, held, model=model, former=former)
@@ -116,6 +118,14 @@ class HostedModel:
         self._settle(model)
         return self.slot.switch(model)
 
+    def _answered(self, aim: Aim, model: Model) -> None:
+        self._got_through(aim, model)
+        self._remember(aim, model)
+
+    def _got_through(self, aim: Aim, model: Model) -> None:
+        if (trying := self._attempts.pop(model, None)) is not None:
+            trying.close()
+
     def _remember(self, aim: Aim, model: Model) -> None:
         """Keep which version has answered, for processes that start without the registry."""
         source, deployed = aim.source, self.plan.source
@@ -128,7 +138,42 @@ class HostedModel:
             logger.warning("%s: which version answers was not kept: %s", source.named, error)
 
     def _load(self, aim: Aim) -> Model:
-        """The model, which has answered the task's examples. Raises: see `Model` and `resolve`."""
+        """The model, which has answered the task's examples.
+
+        Raises: see `Model` and `resolve`; ResourceError for a version that has ended a process.
+        """
+        with self._attempt(aim) as trying:
+            model = self._fetched(aim)
+        if trying is not None:
+            self._attempts[model] = trying
+            weakref.finalize(model, trying.close)
+        return model
+
+    @contextmanager
+    def _attempt(self, aim: Aim) -> Iterator[Attempt | None]:
+        """Inside, a version is loaded; a new one is noted meanwhile (`tracking.attempts`)."""
+        with ExitStack() as entered:
+            trying, source = None, aim.source
+            if source.version is not None and self._is_new(source, source.version):
+                try:
+                    noting = attempt(source.reference, source.version, uri=source.tracking_uri)
+                    trying = entered.enter_context(noting)
+                except OSError as error:
+                    logger.warning("%s: that it is tried was not noted: %s", source.named, error)
+            yield trying
+
+    def _is_new(self, source: Source, version: str) -> bool:
+        """Whether a version has neither been loaded where it was deployed nor answered here."""
+        candidate = self.plan.candidate
+        deployed = [self.plan.source, *([] if candidate is None else [candidate.source])]
+        for each in deployed:
+            if each.reference == source.reference:
+                served = last_served(each.reference, each.digest, uri=each.tracking_uri)
+                if version in (each.version, None if served is None else served.version):
+                    return False
+        return True
+
+    def _fetched(self, aim: Aim) -> Model:
         folder, version = aim.source.fetch()
         with ExitStack() as failed:
             failed.callback(release, folder)
@@ -168,7 +213,10 @@ class HostedModel:
             self._rival.aim(aim)
             return
         holder = self._holder(
-            CANDIDATE, install=self._install_candidate, clear=self._clear_candidate
+            CANDIDATE,
+            install=self._install_candidate,
+            clear=self._clear_candidate,
+            answered=self._got_through,
         )
         holder.set_loading(True)
         self._rival = Follower(holder, aim)

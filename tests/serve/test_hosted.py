@@ -4,6 +4,9 @@ live server."""
 import asyncio
 import gc
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -15,6 +18,7 @@ import httpx
 import pytest
 import torch
 
+from bert_core import files
 from bert_core.bundle.format import bundle_digest, load_bundle
 from bert_core.bundle.layout import WEIGHTS
 from bert_core.cache import FOLDER
@@ -35,6 +39,7 @@ from serve.plan import PLAN, Candidate, Plan, Source
 from serve.recording import EXPERIMENT, CandidateRuns
 from tests import tiny
 from tests.serve import live
+from tracking.attempts import attempt
 from tracking.registry import publish
 from tracking.server import connect
 
@@ -208,6 +213,84 @@ def test_a_process_that_starts_takes_what_its_alias_means_now_or_else_what_it_me
         model.close()
     finally:
         weights.write_bytes(sound)
+
+
+DIES = """
+import os, signal, sys
+from tracking.attempts import attempt
+with attempt(sys.argv[1], sys.argv[2], uri=sys.argv[3]):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def _die_while_trying(registry: str, version: str) -> None:
+    """A process of this machine begins to load a version, and is killed."""
+    command = [sys.executable, "-c", DIES, REFERENCE, version, registry]
+    assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
+
+
+def test_a_version_whose_loading_ended_a_process_is_left_alone_by_the_next_one(
+    folders: list[Path],
+    registry: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    client = connect(registry)
+    source = Source(
+        reference=REFERENCE, tracking_uri=registry, version="1", digest=bundle_digest(folders[0])
+    )
+    client.set_registered_model_alias(NAME, "champion", "2")
+    _die_while_trying(registry, "2")
+    with live.hosted(Plan(name=NAME, source=source, follow_s=0.1)) as (model, url):
+        assert ask(url).headers["X-Model-Version"] == "1"
+        live.eventually(lambda: card(url)["state"] == "problem")
+        problem = card(url)["problem"]
+        assert problem.startswith(f"version 2 of {REFERENCE} is not served: loading it has ended 1")
+        assert "memory" in problem
+        time.sleep(0.5)  # it is asked for again and again
+        assert ask(url).headers["X-Model-Version"] == "1"
+        client.set_registered_model_alias(NAME, "champion", "1")  # the way out
+        live.eventually(lambda: card(url)["state"] == "ready")
+
+        (note,) = (tmp_path / "tried").glob("*.json")
+        files.write_json(str(note), files.read_json(str(note)) | {"again_at": 0})  # it is time
+        client.set_registered_model_alias(NAME, "champion", "2")
+        live.eventually(lambda: card(url)["version"] == "2")
+        assert note.exists()
+        ask(url)
+        live.eventually(lambda: not note.exists())  # it has answered
+        # A version that has answered here is not new: a process that starts takes it.
+        _die_while_trying(registry, "2")
+    other = HostedModel(Plan(name=NAME, source=source))
+    assert (other.slot.model.version, other.slot.problem) == ("2", None)
+    other.close()
+
+
+def test_a_version_is_loaded_by_one_process_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    order = []
+
+    def other() -> None:
+        with attempt("models:/a@b", "2", uri="here") as trying:
+            order.append("other")
+        trying.close()
+
+    thread = threading.Thread(target=other)
+    with attempt("models:/a@b", "2", uri="here") as first:
+        thread.start()
+        time.sleep(0.2)
+        order.append("first")
+    # It is loaded here, and has not answered: nobody has been ended by it.
+    thread.join(10)
+    assert order == ["first", "other"]
+    first.close()
+    with pytest.raises(FormatError), attempt("models:/a@b", "2", uri="here"):
+        raise FormatError("damaged")
+    with attempt("models:/a@b", "2", uri="here"):  # that ended nobody
+        pass
 
 
 def test_a_change_returns_at_once_and_the_old_version_answers_until_the_new_one_is_loaded(

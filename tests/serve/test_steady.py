@@ -109,5 +109,7 @@ def test_a_server_is_steady_once_it_keeps_a_connection(
     monkeypatch.setattr(steady, "STEADY_TIMEOUT_S", 0.2)
     with pytest.raises(ResourceError, match=r"^https://127.0.0.1:\d+: wanted answers from /up"):
         wait_until_steady("127.0.0.1", restless, ["/up"], "here", tls=True)
-    with pytest.raises(ResourceError, match=r"^http://.* from /up, /down within 0 s, .* the logs in here"):
+    with pytest.raises(
+        ResourceError, match=r"^http://.* from /up, /down within 0 s, .* the logs in here"
+    ):
         wait_until_steady("127.0.0.1", restless, ["/up", "/down"], "here")
