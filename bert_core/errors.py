@@ -1,7 +1,7 @@
 """The errors that a user can cause, and fix.
 
-Every message names the thing, what was wanted, what was got, and the way out. All of them take one
-string, so that they survive pickling between Ray's processes.
+Every message names the thing, what was wanted, what was got, and the way out. All of them take
+texts alone, so that they survive pickling between Ray's processes.
 """
 
 
@@ -23,6 +23,26 @@ class FormatError(RaybertError):
 
 class InputError(RaybertError, ValueError):
     """An input that the model cannot answer."""
+
+
+class TooLongError(InputError):
+    """An input with more tokens than the model reads.
+
+    It takes two values: what was wanted and came, and the parameter that has it cut, or None.
+    """
+
+    def __init__(self, got: str, cut_by: str | None) -> None:
+        super().__init__(got, cut_by)
+        self.cut_by = cut_by
+
+    def __str__(self) -> str:
+        return self.told("" if self.cut_by is None else f"set the parameter {self.cut_by}")
+
+    def told(self, remedy: str) -> str:
+        """The message with the way in which the caller has inputs cut; empty if there is none."""
+        got, _ = self.args
+        way_out = f"{remedy} to have it cut, or split the text" if remedy else "split the text"
+        return f"{got}: {way_out}"
 
 
 class ResourceError(RaybertError):

@@ -64,6 +64,9 @@ class ModelSettings:
     """Maximum concurrent requests per replica, so that batches can fill; as many again may wait."""
     limits: Limits = field(default_factory=Limits)
     """What is refused at once, before it costs anything."""
+    truncate: bool = False
+    """Cut texts that are longer than the model reads, unless a request says otherwise; by default
+    they are refused."""
     cache_mib: NonNegativeInt = 0
     """MiB of answers that a replica keeps, so that an input that was asked before is not computed
     again; 0 keeps none."""

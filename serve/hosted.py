@@ -76,7 +76,8 @@ class HostedModel:
 
     def _settle(self, model: Model) -> None:
         """Change what can be changed while it answers."""
-        model.limits = self.plan.limits
+        model.limits, model.truncate = self.plan.limits, self.plan.truncate
+        model.max_ongoing_requests = self.plan.max_ongoing_requests
         model.size_cache(self.plan.cache_mib)
 
     def _aim(self, source: Source) -> Aim:
@@ -187,6 +188,8 @@ class HostedModel:
             self.plan.name,
             folder,
             limits=self.plan.limits,
+            truncate=self.plan.truncate,
+            max_ongoing_requests=self.plan.max_ongoing_requests,
             cache_mib=self.plan.cache_mib,
             digest=aim.source.digest,
             version=version,

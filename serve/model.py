@@ -105,6 +105,8 @@ class Model:
         precision: str | None = None,
         prefer: Execution | None = None,
         limits: Limits | None = None,
+        truncate: bool = False,
+        max_ongoing_requests: int = 256,
         digest: str | None = None,
         version: str | None = None,
         recorder: Recorder = NO_RECORDER,
@@ -115,6 +117,8 @@ class Model:
         Args:
             backend, precision, prefer: see `Predictor`.
             cache_mib: see `size_cache`.
+            truncate: whether texts are cut unless a request says otherwise.
+            max_ongoing_requests: how many come here at once, as `/info` says.
             digest: what the bundle must have; None takes any.
             version: the bundle's version in the registry, if it has one.
             recorder: is told of every pass.
@@ -149,6 +153,7 @@ class Model:
             **self.predictor.also,
         }
         self.limits = limits or Limits()
+        self.truncate, self.max_ongoing_requests = truncate, max_ongoing_requests
         self._cache: AnswerCache | None = None
         self.size_cache(cache_mib)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -187,6 +192,10 @@ class Model:
                 f"{', '.join(self.predictors)}: ask another model, /v1/models lists them"
             )
         return self.predictors[task]
+
+    def usual(self, kind: type[Parameters]) -> dict[str, Any]:
+        """The parameters of a request that says nothing, where they are not the task's defaults."""
+        return {kind.cut_by: True} if self.truncate and kind.cut_by is not None else {}
 
     async def predict(
         self, inputs: Sequence[Any], parameters: Parameters | None, task: str | None = None

@@ -97,6 +97,8 @@ class Plan:
     source: Source
     runtime: Runtime = field(default_factory=Runtime)
     limits: Limits = field(default_factory=Limits)
+    truncate: bool = False
+    max_ongoing_requests: int = 256
     cache_mib: int = 0
     follow_s: float = 5.0
     candidate: Candidate | None = None
@@ -164,6 +166,8 @@ def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
         source=source,
         runtime=runtime,
         limits=model.limits,
+        truncate=model.truncate,
+        max_ongoing_requests=model.max_ongoing_requests,
         cache_mib=model.cache_mib,
         follow_s=model.follow_s,
         candidate=candidate,

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Num
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
-from bert_core.errors import ConfigError, CorpusError, InputError
+from bert_core.errors import ConfigError, CorpusError, InputError, TooLongError
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.digests import Digests, row_digests
 from bert_core.tasks.modules import Read
@@ -57,12 +57,12 @@ class CuttingParameters(Parameters):
 
 
 def check_length(row: int, tokens: int, max_length: int, parameters: Parameters) -> None:
-    """Raises: InputError for a text of more tokens than a model reads, special ones included."""
+    """Raises: TooLongError for a text of more tokens than a model reads, special ones included."""
     if tokens > max_length:
-        raise InputError(
+        raise TooLongError(
             f"inputs[{row}]: wanted at most {max_length} tokens including special ones, the "
-            f"model's maximum, got {tokens}: set the parameter {parameters.cut_by} to have it cut, "
-            "or split the text"
+            f"model's maximum, got {tokens}",
+            parameters.cut_by,
         )
 
 

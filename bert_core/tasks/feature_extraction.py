@@ -40,14 +40,13 @@ from bert_core.tasks.modules import (
     unread_settings,
 )
 from bert_core.tasks.shapes import Row
-from bert_core.tasks.texts import TextInput, numbers_of
+from bert_core.tasks.texts import Side, TextInput, cuts_beginning, numbers_of
 
 if TYPE_CHECKING:
     from bert_core.objectives.embedding import Embedding
 
 Loss = Literal["contrastive", "cosine"]
 Pooling = Literal["mean", "cls"]
-Side = Literal["left", "right"]
 POOLING = "1_Pooling/config.json"
 _OF_OTHER: Mapping[Loss, tuple[str, ...]] = {
     "cosine": ("group_size", "temperature"),
@@ -501,8 +500,7 @@ def sequences_of(
 ) -> Iterator[tuple[Ids, Cut | None]]:
     """Each text after the prompt, with its special tokens, cut to `limit` tokens where the
     parameters say so; and how it was cut."""
-    side = parameters.truncation_direction
-    from_end = tokenizer.keeps_end if side is None else side == "left"
+    from_end = cuts_beginning(tokenizer, parameters.truncation_direction)
     texts = [prompt + text for text in texts] if prompt else texts
     if parameters.truncate:
         all_ids = first_ids_of(tokenizer, texts, limit, from_end=from_end)

@@ -22,10 +22,10 @@ from bert_core.metrics.classification import (
     wrong_labels,
 )
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Remarks
+from bert_core.tasks.base import Columns, Kind, Remarks
 from bert_core.tasks.modules import activation_of
 from bert_core.tasks.shapes import Label, Row
-from bert_core.tasks.texts import TextOptions, TextTask, sigmoid, softmax
+from bert_core.tasks.texts import TextOptions, TextParameters, TextTask, sigmoid, softmax
 
 if TYPE_CHECKING:
     from bert_core.objectives.classification import Classification
@@ -77,7 +77,7 @@ class TextClassificationOptions(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextClassificationParameters(CuttingParameters):
+class TextClassificationParameters(TextParameters):
     """Hugging Face's parameters of text classification."""
 
     top_k: PositiveInt | None = None

@@ -17,10 +17,10 @@ from bert_core.data.windows import Window
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.retrieval import ranking_columns, ranking_metrics
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task, numbered
+from bert_core.tasks.base import Columns, Kind, Options, Task, numbered
 from bert_core.tasks.modules import SAYS, Activation, activation_entry, activation_of
 from bert_core.tasks.shapes import Row
-from bert_core.tasks.texts import PairInput, numbers_of, sigmoid, text_windows
+from bert_core.tasks.texts import PairInput, TextParameters, numbers_of, sigmoid, text_windows
 
 if TYPE_CHECKING:
     from bert_core.objectives.classification import Classification
@@ -52,7 +52,7 @@ class TextRankingOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextRankingParameters(CuttingParameters):
+class TextRankingParameters(TextParameters):
     """Parameters of a request to score pairs."""
 
     raw_scores: bool = False

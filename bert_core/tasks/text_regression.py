@@ -18,10 +18,10 @@ from bert_core.data.windows import Window
 from bert_core.errors import CorpusError
 from bert_core.metrics.regression import correlations
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Remarks, Task
+from bert_core.tasks.base import Columns, Kind, Remarks, Task
 from bert_core.tasks.modules import SAYS, activation_of
 from bert_core.tasks.shapes import Row
-from bert_core.tasks.texts import TextOptions, TextTask
+from bert_core.tasks.texts import TextOptions, TextParameters, TextTask
 
 if TYPE_CHECKING:
     from bert_core.objectives.classification import Classification
@@ -68,7 +68,7 @@ class TextRegression(TextTask):
     shares_head_with = ("text-ranking",)
     lower_is_better = frozenset({"mse", "rmse"})
     error_metric = "rmse"
-    parameters = CuttingParameters
+    parameters = TextParameters
     single = "A plane takes off."
     pair: ClassVar = {"text": single, "text_pair": "A plane is taking off."}
     examples = (pair,)
@@ -123,7 +123,7 @@ class TextRegression(TextTask):
         max_length: int,
         *,
         labelled: bool = False,
-        parameters: CuttingParameters | None = None,
+        parameters: TextParameters | None = None,
     ) -> list[Window]:
         labels = {}
         if labelled:
@@ -135,7 +135,7 @@ class TextRegression(TextTask):
         rows: Sequence[Row],
         windows: Sequence[Window],
         scores: Sequence[Float[np.ndarray, "1"]],
-        parameters: CuttingParameters | None = None,
+        parameters: TextParameters | None = None,
     ) -> list[dict[str, float]]:
         return [{"score": float(score)} for (score,) in scores]
 

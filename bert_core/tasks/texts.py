@@ -3,17 +3,36 @@ rows are pairs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
+from bert_core.checks import check_fields
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, with_special_tokens
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.base import CuttingParameters, Options, Task, check_length
 from bert_core.tasks.shapes import Row
 from bert_core.wording import shown
+
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextParameters(CuttingParameters):
+    """How a text, or a pair of texts, is cut if it is too long."""
+
+    truncation_direction: Side | None = None
+    """Which end of a text is cut off; None cuts as the tokenizer does, usually `right`."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, error=InputError)
+
+
+def cuts_beginning(tokenizer: Tokenizer, side: Side | None) -> bool:
+    """Whether texts that are too long lose their beginning rather than their end."""
+    return tokenizer.keeps_end if side is None else side == "left"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +168,8 @@ def text_windows(
     limit = min(max_length, cut_at or max_length) if cuts_texts else None
     # Each text once: in a ranking, all rows have the same query.
     texts = list(dict.fromkeys(text for row in rows for text in _texts_of(row)))
-    from_end = tokenizer.keeps_end
+    side = parameters.truncation_direction if isinstance(parameters, TextParameters) else None
+    from_end = cuts_beginning(tokenizer, side)
     all_ids = first_ids_of(tokenizer, texts, limit, from_end=from_end)
     known = dict(zip(texts, all_ids, strict=True))
     whole: dict[str, Ids] = {}

@@ -55,6 +55,7 @@ export async function ask(path, body, signal) {
     tokens: response.headers.get("X-Tokens"),
     version: response.headers.get("X-Model-Version"),
     isKept: response.headers.get("X-Cache") === "hit",
+    promptBytes: Number(response.headers.get("X-Prompt-Bytes") ?? 0),
     cuts: cutsIn(response.headers.get("X-Cut-Inputs") ?? ""),
   };
 }

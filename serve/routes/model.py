@@ -101,7 +101,7 @@ def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint
                 call = await _call(current, request, challenger)
                 return await while_connected(request, endpoint.answer(call))
             except Exception as error:
-                return refused(surface, request, error)
+                return refused(surface, request, endpoint.explained(error))
 
     async def _call(current: Current, request: Request, challenger: Challenger | None) -> Call:
         model = current.model

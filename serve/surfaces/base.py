@@ -18,7 +18,7 @@ import pydantic
 from fastapi import Request, Response
 
 from bert_core.checks import Range, ranges_of
-from bert_core.errors import InputError
+from bert_core.errors import InputError, TooLongError
 from bert_core.tasks.base import Parameters
 from bert_core.wording import as_json, nearest, one_of, shortened, shown
 from serve.accept import chosen
@@ -172,7 +172,8 @@ class Call:
             the task does not have, or of another type; InputError for its value.
         """
         kind = self.model.predictor_for(task).task.parameters
-        values = {name: value for name, value in values.items() if value is not None}
+        given = {name: value for name, value in values.items() if value is not None}
+        values = self.model.usual(kind) | given
         names = [field.name for field in fields(kind)]
         for name in values:
             if name not in names:
@@ -224,9 +225,17 @@ class Endpoint:
     forms: tuple[str, ...] = (JSON,)
     """Media types that its answers can have, for the API's documentation."""
     summary: str = ""
+    cut: Callable[[str], dict[str, Any]] = lambda name: {"parameters": {name: True}}
+    """What a body needs to have texts cut that are too long, by the task's name for it."""
     document: Callable[[Any], dict[str, Any]] | None = None
     """Arguments of the route for the API's documentation, from what the surface prepared; where
     `body` does not say enough."""
+
+    def explained(self, error: Exception) -> Exception:
+        """The error with a way out that this path takes."""
+        if not isinstance(error, TooLongError) or error.cut_by is None:
+            return error
+        return RequestError(error.told(f"send {json.dumps(self.cut(error.cut_by))} too"))
 
 
 @dataclass(frozen=True, kw_only=True)

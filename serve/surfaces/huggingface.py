@@ -116,8 +116,15 @@ class Shapes:
         names = {field.name for field in fields(self._task.inputs)}
         return not isinstance(first, dict) or first.keys() <= names
 
-    def check(self, request: Any, limits: Limits) -> PredictRequest:
-        """Validate the JSON value of a body. Raises: RequestError."""
+    def check(
+        self, request: Any, limits: Limits, usual: Mapping[str, Any] | None = None
+    ) -> PredictRequest:
+        """Validate the JSON value of a body.
+
+        Args:
+            usual: the parameters of a request that says nothing.
+        Raises: RequestError.
+        """
         if not isinstance(request, dict):
             raise RequestError(
                 f"the body: wanted a JSON object, got {shown(request)}: {self._way_out}"
@@ -142,7 +149,8 @@ class Shapes:
             for place, value in enumerate(inputs if several else [inputs])
         ]
         top_level = {name: request[name] for name in at_top if name in request}
-        parameters = self._parse_parameters(request.get("parameters"), top_level, limits)
+        given = request.get("parameters")
+        parameters = self._parse_parameters(given, top_level, limits, usual or {})
         return PredictRequest(rows, several, parameters)
 
     def body(self, request: PredictRequest, answers: list[Any]) -> Any:
@@ -150,15 +158,19 @@ class Shapes:
         return answers[0] if self._task.single_is_bare and not request.several else answers
 
     def _parse_parameters(
-        self, values: Any, top_level: dict[str, Any], limits: Limits
+        self,
+        values: Any,
+        top_level: dict[str, Any],
+        limits: Limits,
+        usual: Mapping[str, Any],
     ) -> Parameters | None:
-        if values is None and not top_level:
+        if values is None and not top_level and not usual:
             return None
         if values is not None and not isinstance(values, dict):
             raise RequestError(f"parameters: wanted a JSON object, got {shown(values)}")
         if top_level:  # also those that others under `parameters` take the place of
             parameters_of(self._parameters, top_level, "parameters.")
-        values = top_level | (values or {})
+        values = {**usual, **top_level, **(values or {})}
         check_top_k(values, limits)
         names = list(self._checked.model_fields)
         for name in values:
@@ -187,7 +199,8 @@ class Bodies:
         if isinstance(request, dict):
             names = [name for name in names if self._shapes[name].fits(request)] or names
         shapes = self._shapes[names[0]]
-        return names[0], shapes, shapes.check(request, self._model.limits)
+        usual = self._model.usual(self._model.predictors[names[0]].task.parameters)
+        return names[0], shapes, shapes.check(request, self._model.limits, usual)
 
     @property
     def openapi(self) -> dict[str, Any]:

@@ -142,7 +142,13 @@ def refuse(error: RequestError) -> tuple[int, Any]:
 SURFACE = Surface(
     name="invocations",
     endpoints=(
-        Endpoint(path="/invocations", answer=invoke, body=Invocation, shape=Predictions),
+        Endpoint(
+            path="/invocations",
+            answer=invoke,
+            body=Invocation,
+            shape=Predictions,
+            cut=lambda name: {"params": {name: True}},
+        ),
         Endpoint(
             path="/ping",
             is_open=True,

@@ -41,6 +41,10 @@ class Embeddings(Body):
     ]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
+    truncate: bool | None = None
+    """Whether texts that are too long are cut. OpenAI's API has no word for it."""
+    truncate_prompt_tokens: Literal[-1] | None = None
+    """vLLM's word: -1 cuts texts at what the model reads."""
     model: Ignored = None
     user: Ignored = None
     options: Ignored = None
@@ -90,7 +94,11 @@ async def embeddings(call: Call) -> Response:
             "input: wanted texts, got token ids, which belong to the vocabulary of another model: "
             "send texts (in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))"
         )
-    parameters = call.parameters(VECTORS, {"dimensions": request.dimensions})
+    truncate = request.truncate
+    if truncate is None and request.truncate_prompt_tokens is not None:
+        truncate = True
+    values = {"dimensions": request.dimensions, "truncate": truncate}
+    parameters = call.parameters(VECTORS, values)
 
     def content(answered: Answered) -> dict[str, Any]:
         in_base64 = request.encoding_format == "base64"
@@ -140,13 +148,17 @@ def refuse(error: RequestError) -> tuple[int, Any]:
     return status, {"error": message}
 
 
+def cut(name: str) -> dict[str, Any]:
+    return {"truncate": True}
+
+
 SURFACE = Surface(
     name="openai",
     endpoints=(
         Endpoint(path="/v1/embeddings", answer=embeddings, task=VECTORS, body=Embeddings,
-                 shape=EmbeddingList, forms=EVEN, summary="OpenAI's embeddings"),
+                 shape=EmbeddingList, forms=EVEN, cut=cut, summary="OpenAI's embeddings"),
         Endpoint(path="/embeddings", answer=embeddings, task=VECTORS, body=Embeddings,
-                 shape=EmbeddingList, forms=EVEN, summary="OpenAI's embeddings"),
+                 shape=EmbeddingList, forms=EVEN, cut=cut, summary="OpenAI's embeddings"),
         Endpoint(path="/v1/models", answer=models, method="GET", shape=Models,
                  summary="OpenAI's list of models"),
     ),

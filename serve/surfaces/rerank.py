@@ -264,16 +264,50 @@ def refuse(error: RequestError) -> tuple[int, Any]:
     return status, {"message": str(error), "detail": str(error)}
 
 
+def _cut_ranked(name: str) -> dict[str, Any]:
+    return {"truncation": True}
+
+
+def _cut_embedded(name: str) -> dict[str, Any]:
+    return {"truncate": "END"}
+
+
 SURFACE = Surface(
     name="rerank",
     endpoints=(
-        Endpoint(path="/v1/rerank", answer=rerank, task=RANKING, body=Rerank, shape=Reranked),
-        Endpoint(path="/v2/rerank", answer=rerank, task=RANKING, body=Rerank, shape=Reranked),
         Endpoint(
-            path="/v1/embed", answer=embed_v1, task=VECTORS, body=Embed, shape=Embedded, forms=EVEN
+            path="/v1/rerank",
+            answer=rerank,
+            task=RANKING,
+            body=Rerank,
+            shape=Reranked,
+            cut=_cut_ranked,
         ),
         Endpoint(
-            path="/v2/embed", answer=embed, task=VECTORS, body=Embed, shape=Embedded, forms=EVEN
+            path="/v2/rerank",
+            answer=rerank,
+            task=RANKING,
+            body=Rerank,
+            shape=Reranked,
+            cut=_cut_ranked,
+        ),
+        Endpoint(
+            path="/v1/embed",
+            answer=embed_v1,
+            task=VECTORS,
+            body=Embed,
+            shape=Embedded,
+            forms=EVEN,
+            cut=_cut_embedded,
+        ),
+        Endpoint(
+            path="/v2/embed",
+            answer=embed,
+            task=VECTORS,
+            body=Embed,
+            shape=Embedded,
+            forms=EVEN,
+            cut=_cut_embedded,
         ),
     ),
     refuse=refuse,

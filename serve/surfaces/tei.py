@@ -3,14 +3,16 @@
 Requests and responses have the shapes of its OpenAPI (huggingface/text-embeddings-inference 1.9).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
 import pydantic
 from fastapi import Response
 
+from bert_core.tasks.feature_extraction import PromptOptions
 from bert_core.tasks.text_classification import TextClassification
 from serve.answers import Answered
 from serve.errors import RequestError
@@ -51,15 +53,6 @@ class Cut(Body):
         return self.truncation_direction and self.truncation_direction.lower()
 
 
-class CutRight(Cut):
-    """How texts are cut for tasks that always cut the end: another direction is refused by its
-    name."""
-
-    truncation_direction: Annotated[
-        Direction | None, pydantic.WithJsonSchema({"enum": ["right", "Right", None]})
-    ] = None
-
-
 class VectorSettings(Cut):
     """Which prompt comes before each text, and how a text that is too long is cut."""
 
@@ -95,7 +88,7 @@ class EmbedSparse(VectorSettings):
     inputs: str | Texts
 
 
-class Rerank(CutRight):
+class Rerank(Cut):
     """A query, and the texts to be ranked."""
 
     query: str
@@ -110,7 +103,7 @@ _PAIR = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems"
 _PAIRS = {"type": "array", "items": _PAIR, "minItems": 1}
 
 
-class Predict(CutRight):
+class Predict(Cut):
     """A text, a pair, or a list of lists of one or two texts."""
 
     inputs: Annotated[
@@ -140,6 +133,7 @@ class Tokenize(Body):
 
     inputs: str | Texts
     add_special_tokens: bool = True
+    prompt_name: str | None = None
     model: Ignored = None
 
 
@@ -181,10 +175,11 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True)
 class Token:
-    """A token, and where it is in its text, in characters."""
+    """A token, and where it is in its text, after the prompt if there is one, in bytes of UTF-8."""
 
     id: int
     text: str
+    """What the text has there; a special token's name."""
     special: bool
     start: int | None
     stop: int | None
@@ -202,10 +197,9 @@ def _numbers(answered: Answered) -> Any:
     return vectors.vectors_of(answered.answers)
 
 
-def _cut_right(request: Cut) -> dict[str, Any]:
-    """For tasks that always cut the end: another direction is refused by its name."""
-    side = None if request.side == "right" else request.side
-    return {"truncation": request.truncate, "truncation_direction": side}
+def _cuts(request: Cut) -> dict[str, Any]:
+    """How texts are cut, by the names of tasks that call it truncation."""
+    return {"truncation": request.truncate, "truncation_direction": request.side}
 
 
 async def embed(call: Call) -> Response:
@@ -234,7 +228,7 @@ async def embed_sparse(call: Call) -> Response:
 async def rerank(call: Call) -> Response:
     """The texts by score, best first."""
     request = await call.read(Rerank)
-    values = _cut_right(request) | {"raw_scores": request.raw_scores or None}
+    values = _cuts(request) | {"raw_scores": request.raw_scores or None}
     answered = await ranked(call, request.query, request.texts, values)
 
     def content() -> list[dict[str, Any]]:
@@ -271,7 +265,7 @@ async def predict(call: Call) -> Response:
     if not rows:
         raise RequestError("inputs: wanted at least one input, got an empty list")
     function = "none" if request.raw_scores else None
-    parameters = call.parameters(CLASSES, _cut_right(request) | {"function_to_apply": function})
+    parameters = call.parameters(CLASSES, _cuts(request) | {"function_to_apply": function})
     answered = await call.answer(CLASSES, rows, parameters)
     return await call.respond(
         answered, lambda: answered.answers if several else answered.answers[0]
@@ -298,40 +292,50 @@ async def similarity(call: Call) -> Response:
 
 
 async def tokenize(call: Call) -> Response:
-    """The tokens of each text, with their characters."""
+    """The tokens of each text, and the parts of the text that they stand for, counted in bytes."""
     request = await call.read(Tokenize)
     call.form()
     texts = _texts(request.inputs)
     check_count(texts, call.model.limits)
     inner = call.model.predictor.bundle.tokenizer.inner
+    prompt = _prompt(call.model, request.prompt_name)
+    texts = [prompt + text for text in texts]
 
     def tokens() -> tuple[int, bytes]:
         encodings = inner.encode_batch(texts, add_special_tokens=request.add_special_tokens)
         count = sum(map(len, encodings))
         check_tokens(count, call.model.limits)
         content = [
-            [
-                {
-                    "id": token,
-                    "text": name,
-                    "special": bool(special),
-                    "start": None if special else start,
-                    "stop": None if special else stop,
-                }
-                for token, name, special, (start, stop) in zip(
-                    encoding.ids,
-                    encoding.tokens,
-                    encoding.special_tokens_mask,
-                    encoding.offsets,
-                    strict=True,
-                )
-            ]
-            for encoding in encodings
+            [_token(*each) for each in zip(*columns, strict=True)]
+            for columns in (
+                (each.ids, each.tokens, each.special_tokens_mask, _spans(text, each.offsets))
+                for text, each in zip(texts, encodings, strict=True)
+            )
         ]
         return count, orjson.dumps(content)
 
     _, body = await call.beside_queue(tokens, is_long=call.is_long)
-    return Response(body, 200, headers(call.model), "application/json")
+    extra = {"X-Prompt-Bytes": str(len(prompt.encode()))}
+    return Response(body, 200, headers(call.model) | extra, "application/json")
+
+
+def _prompt(model: "Model", name: str | None) -> str:
+    """The text that comes before each text. Raises: InputError if there is no such prompt."""
+    chosen = model.task.chosen
+    return (chosen if isinstance(chosen, PromptOptions) else PromptOptions()).prompt(name)
+
+
+def _spans(text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[tuple[str, int, int]]:
+    """Parts of a text, by their first character and the one after them, with the same in bytes."""
+    sizes = (1 + (c > "\x7f") + (c > "\u07ff") + (c > "\uffff") for c in text)
+    places = list(accumulate(sizes, initial=0))
+    for start, stop in offsets:
+        yield text[start:stop], places[start], places[stop]
+
+
+def _token(number: int, name: str, special: int, span: tuple[str, int, int]) -> dict[str, Any]:
+    text, start, stop = (name, None, None) if special else span
+    return {"id": number, "text": text, "special": bool(special), "start": start, "stop": stop}
 
 
 async def decode(call: Call) -> Response:
@@ -370,13 +374,15 @@ def description(model: "Model") -> dict[str, Any]:
     return {
         "model_id": model.name,
         "model_sha": model.digest,
+        "served_model_name": model.name,
         "model_dtype": "float32" if model.predictor.bundle.graph is None else "onnx",
         "model_type": _kind(model),
+        "max_concurrent_requests": model.max_ongoing_requests,
         "max_input_length": model.predictor.max_length,
         "max_batch_tokens": model.max_batch_tokens,
         "max_batch_requests": None,
         "max_client_batch_size": limits.max_inputs,
-        "auto_truncate": False,
+        "auto_truncate": model.truncate,
         "tokenization_workers": 1,
         "version": VERSION,
         "sha": None,
@@ -412,6 +418,10 @@ def refuse(error: RequestError) -> tuple[int, Any]:
     return error.status, {"error": str(error), "error_type": _TYPES.get(error.status, usual)}
 
 
+def cut(name: str) -> dict[str, Any]:
+    return {"truncate": True}
+
+
 SURFACE = Surface(
     name="tei",
     endpoints=(
@@ -422,6 +432,7 @@ SURFACE = Surface(
             body=Embed,
             shape=list[list[float]],
             forms=EVEN,
+            cut=cut,
         ),
         Endpoint(
             path="/embed_all",
@@ -430,6 +441,7 @@ SURFACE = Surface(
             body=EmbedAll,
             shape=list[list[list[float]]],
             forms=UNEVEN,
+            cut=cut,
         ),
         Endpoint(
             path="/embed_sparse",
@@ -438,14 +450,23 @@ SURFACE = Surface(
             body=EmbedSparse,
             shape=list[list[Entry]],
             forms=UNEVEN,
+            cut=cut,
         ),
-        Endpoint(path="/rerank", answer=rerank, task=RANKING, body=Rerank, shape=list[Ranked]),
+        Endpoint(
+            path="/rerank",
+            answer=rerank,
+            task=RANKING,
+            body=Rerank,
+            shape=list[Ranked],
+            cut=cut,
+        ),
         Endpoint(
             path="/predict",
             answer=predict,
             task=CLASSES,
             body=Predict,
             shape=list[Label] | list[list[Label]],
+            cut=cut,
         ),
         Endpoint(
             path="/similarity",

@@ -13,8 +13,8 @@ export function Tokens({texts, model}) {
   async function open(event) {
     if (!event.target.open || found) return;
     try {
-      const {content} = await ask(`${model.url}/tokenize`, {inputs: texts.map(({text}) => text)});
-      setFound(content);
+      const inputs = texts.map(({text}) => text);
+      setFound(await ask(`${model.url}/tokenize`, {inputs}));
     } catch (refusal) {
       setProblem(refusal.message);
     }
@@ -23,14 +23,17 @@ export function Tokens({texts, model}) {
     <details onToggle=${open}>
       <summary>Tokens</summary>
       ${problem && html`<p class="error">${problem}</p>`}
-      ${found?.map((tokens, place) => html`
-        <${Text} ...${texts[place]} tokens=${tokens} />`)}
+      ${found?.content.map((tokens, place) => html`
+        <${Text} ...${texts[place]} tokens=${tokens} promptBytes=${found.promptBytes} />`)}
     </details>`;
 }
 
-function Text({name, tokens, cut}) {
+/** Tokens have their places in bytes, a prompt before the text included; a cut in characters. */
+function Text({name, text, tokens, cut, promptBytes}) {
+  const read = cut && new TextEncoder().encode([...text].slice(0, cut.at).join(""));
+  const at = promptBytes + (read?.length ?? 0);
   const isCut = ({start, stop, special}) =>
-    cut !== undefined && !special && (cut.isStart ? start < cut.at : stop > cut.at);
+    cut !== undefined && !special && (cut.isStart ? start >= promptBytes && start < at : stop > at);
   const lost = tokens.filter(isCut).length;
   return html`
     <p class="name">${name}: ${count(tokens.length, "token")}${lost > 0 && `, ${lost.toLocaleString("en")} cut`}</p>

@@ -1,5 +1,6 @@
 """Texts by themselves and pairs: a model of one kind does not take the other for its own."""
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.errors import CorpusError, InputError
+from bert_core.errors import CorpusError, InputError, TooLongError
 from bert_core.predictor import Predictor
 from bert_core.tasks import texts
 from bert_core.tasks.base import CuttingParameters, Task
@@ -240,3 +241,32 @@ def test_vectors_and_masks_are_of_the_end_that_the_tokenizer_keeps() -> None:
     choices = {"text": text, "choices": ["a b", "b a"], "label": 0}
     [window] = MultipleChoice().encode([choices], tokenizer, 10)
     assert [each.tolist()[1:6] for each in window.ids] == [[b] * 5] * 2
+
+
+def test_an_input_that_is_too_long_survives_pickling_with_its_message() -> None:
+    error = TooLongError("inputs[0]: wanted at most 16 tokens, got 20", "truncate")
+    copied = copy.copy(error)  # by the same methods
+    assert str(copied) == str(error)
+    assert copied.cut_by == "truncate"
+    assert str(TooLongError("a: got 20", None)) == "a: got 20: split the text"
+
+
+@pytest.mark.parametrize("kind", [TextClassification, TextRegression, TextRanking])
+@pytest.mark.parametrize("keeps_end", [False, True])
+def test_a_request_says_which_end_is_cut_whatever_the_tokenizer_says(
+    kind: type[Task], keeps_end: bool
+) -> None:
+    task = kind(["x", "y"] if kind is TextClassification else [])
+    rows = [{"text": "a " * 30 + "b", "text_pair": "b " * 9 + "a"}]
+
+    def ids(usual: bool, side: str | None) -> list[int]:
+        tokenizer = tiny.tokenizer(["a", "b"])
+        tokenizer.keeps_end = usual
+        parameters: Any = kind.parameters
+        chosen = parameters(truncation=True, truncation_direction=side)
+        [window] = task.encode(rows, tokenizer, 16, parameters=chosen)
+        return [int(each) for each in window.ids[0]]
+
+    assert ids(keeps_end, "left") == ids(True, None)
+    assert ids(keeps_end, "right") == ids(False, None)
+    assert ids(True, None) != ids(False, None)

@@ -8,10 +8,13 @@ import httpx
 import numpy as np
 import pytest
 
+from bert_core.bundle.format import load_bundle
 from bert_core.predictor import Predictor
+from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
 from serve import api, auth
 from serve.auth import Keys
 from serve.slot import Slot
+from tests import tiny
 from tests.serve import live
 
 TEXTS = ["Parse a string.", "Open a socket on a port and listen.", "A fox."]
@@ -120,13 +123,44 @@ def test_similarity_gives_a_cosine_per_sentence(front: str, vectors: np.ndarray)
 def test_decode_gives_the_text_of_ids(front: str) -> None:
     [tokens] = post(f"{front}/tokenize", {"inputs": TEXTS[0]}).json()
     ids = [token["id"] for token in tokens]
-    bare = [token["text"] for token in tokens[1:-1]]
+    bare = [token["text"].lower() for token in tokens[1:-1]]
     [text] = post(f"{front}/decode", {"ids": ids}).json()
-    assert text.replace(" ", "") == "".join(bare).replace("##", "")
+    assert text.replace(" ", "") == "".join(bare)
     several = post(f"{front}/decode", {"ids": [ids[1:2], ids[:1]]}).json()
     assert several == [bare[0], ""]
     kept = post(f"{front}/decode", {"ids": ids[:1], "skip_special_tokens": False}).json()
     assert kept == ["[CLS]"]
+
+
+@pytest.mark.parametrize("text", ["Öffne 𝄞 port­als", "a 🏳️‍🌈 socket", "日本 open"])
+def test_a_token_is_the_part_of_the_text_at_its_bytes(front: str, text: str) -> None:
+    """As the makers' `into_tokens` has it (core/src/tokenization.rs of 1.9.3)."""
+    [tokens] = post(f"{front}/tokenize", {"inputs": text}).json()
+    inner = [token for token in tokens if not token["special"]]
+    for token in inner:
+        assert text.encode()[token["start"] : token["stop"]].decode() == token["text"]
+    covered = "".join(token["text"] for token in inner)
+    assert covered.replace("­", "") in (text.replace(" ", "").replace("­", ""), covered)
+    assert inner[-1]["stop"] <= len(text.encode())
+    assert [tokens[0]["text"], tokens[-1]["text"]] == ["[CLS]", "[SEP]"]
+
+
+def test_a_prompt_comes_before_the_text_and_counts(
+    bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    loaded = load_bundle(bundles[VECTORS])
+    task = FeatureExtraction(
+        options=FeatureExtractionOptions(prompts={"query": "open: "}, default_prompt="query")
+    )
+    folder = tiny.bundle(tmp_path / "prompts", loaded.tokenizer, loaded.encoder_config, task=task)
+    with live.served(folder) as url:
+        for body in ({}, {"prompt_name": "query"}):
+            response = post(f"{url}/tokenize", {"inputs": "a fox", **body})
+            [tokens] = response.json()
+            assert [each["text"] for each in tokens[1:4]] == ["open", ":", "a"]
+            assert tokens[3]["start"] == int(response.headers["X-Prompt-Bytes"]) == 6
+        refused = post(f"{url}/tokenize", {"inputs": "a", "prompt_name": "passage"})
+    assert "prompt_name: wanted one of the model's prompts (query)" in refused.json()["error"]
 
 
 def test_tokenize_names_tokens_and_their_characters(front: str) -> None:
@@ -137,6 +171,27 @@ def test_tokenize_names_tokens_and_their_characters(front: str) -> None:
     assert all(0 <= token["start"] < token["stop"] <= len(TEXTS[0]) for token in inner)
     [bare] = post(f"{front}/tokenize", {"inputs": TEXTS[0], "add_special_tokens": False}).json()
     assert bare == inner
+
+
+@pytest.mark.parametrize("side", ["Left", "left", "Right", "right"])
+def test_every_path_that_cuts_takes_a_side(front: str, side: str) -> None:
+    long = "open a port " * 100
+    bodies: dict[str, dict[str, Any]] = {
+        "/embed": {"inputs": long},
+        "/embed_all": {"inputs": long},
+        "/embed_sparse": {"inputs": long},
+        "/predict": {"inputs": long},
+        "/rerank": {"query": "a fox", "texts": [long]},
+    }
+    how = {"truncate": True, "truncation_direction": side}
+    for path, body in bodies.items():
+        response = post(f"{front}{path}", body | how)
+        assert response.status_code == 200, response.text
+        [cut] = response.headers["X-Cut-Inputs"].split(",")
+        assert cut.endswith("-") == (side.lower() == "left"), (path, cut)
+    body = {"inputs": {"source_sentence": long, "sentences": ["a"]}, "parameters": how}
+    response = post(f"{front}/similarity", body)
+    assert response.headers["X-Cut-Inputs"].endswith("-") == (side.lower() == "left")
 
 
 def test_info_tells_what_kind_of_model_it_is(front: str) -> None:
@@ -197,9 +252,9 @@ def test_haystack_reranks_and_embeds(front: str, vectors: np.ndarray, scores: An
         ("/rerank", {"query": "a", "texts": []}, 422, "texts: wanted at least one"),
         (
             "/rerank",
-            {"query": "a", "texts": ["b"], "truncation_direction": "left"},
+            {"query": "a", "texts": ["b"], "truncation_direction": "up"},
             422,
-            "truncation_direction: this model has no such parameter",
+            "truncation_direction: wanted one of 'left', 'right', 'Left' or 'Right', got text",
         ),
         ("/embed_sparse", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name: wanted"),
         (
@@ -211,7 +266,7 @@ def test_haystack_reranks_and_embeds(front: str, vectors: np.ndarray, scores: An
             422,
             "prompt_name: wanted",
         ),
-        ("/tokenize", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name"),
+        ("/tokenize", {"inputs": "a", "prompt_name": "query"}, 422, "prompts (none), got 'query'"),
         ("/decode", {"ids": [5, 100_000]}, 422, "wanted ids of the vocabulary"),
         ("/decode", {"ids": [-1]}, 422, "ids"),
         ("/decode", {"ids": [[1]] * 3000}, 413, "wanted at most 2048 per request, got 3000"),
