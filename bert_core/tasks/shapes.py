@@ -258,6 +258,25 @@ def _stripped(value: Any) -> tuple[Any, int]:
     return stripped, sum(new != old for new, old in zip(stripped, value, strict=True))
 
 
+def rows_of(shape: type, table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a table that is given by its columns.
+
+    A list is a column, unless it is what the shape's field takes; what is no column is one row's.
+    Raises: InputError if columns have different numbers of rows.
+    """
+    hints = _hints((shape,))
+    columns = {
+        name: value
+        if isinstance(value, list) and not (value and name in hints and _fits(value, hints[name]))
+        else [value]
+        for name, value in table.items()
+    }
+    sizes = {name: len(column) for name, column in columns.items()}
+    if len({*sizes.values()}) > 1:
+        raise InputError(f"inputs: wanted columns of the same length, got {as_json(sizes)}")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def _check_columns(
     records: Sequence[Row],
     column_of: Mapping[str, str],

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from fastapi import Response
 
 from bert_core.tasks.base import Task
-from bert_core.wording import shown
+from bert_core.tasks.shapes import rows_of
+from bert_core.wording import nearest, shown
 from serve.errors import RequestError
 from serve.surfaces.base import (
     Body,
@@ -26,6 +27,10 @@ from serve.surfaces.base import (
 from serve.surfaces.vectors import check_one_vector
 
 FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
+
+
+INPUTS = "inputs"
+"""MLflow's name of an only column."""
 
 
 class Split(Body):
@@ -61,7 +66,7 @@ async def invoke(call: Call) -> Response:
         raise RequestError(
             f"the body: wanted one of {', '.join(FORMS)}, got {', '.join(forms) or 'none'}"
         )
-    task = call.model.task
+    task, names = call.model.task, []
     if request.dataframe_split is not None:
         split = request.dataframe_split
         check_distinct("dataframe_split.columns", split.columns)
@@ -71,13 +76,18 @@ async def invoke(call: Call) -> Response:
                     f"dataframe_split.data[{number}]: wanted {len(split.columns)} cells, as there "
                     f"are columns, got {len(row)}"
                 )
-        rows = [dict(zip(split.columns, row, strict=True)) for row in split.data]
+        names = split.columns
+        rows = [dict(zip(names, row, strict=True)) for row in split.data]
+    elif isinstance(value := getattr(request, forms[0]), dict):
+        names, rows = list(value), rows_of(task.inputs, value)
     else:
-        value = getattr(request, forms[0])
-        rows = _columns(value) if isinstance(value, dict) else value
+        rows = value
+    parameters = call.parameters(task.name, request.params or {})
+    if names and not rows:  # a frame of no rows, as of an empty partition
+        _check_names(task, names)
+        return json_response(call.model, {"predictions": []})
     if not isinstance(rows, list) or not rows:
         raise RequestError(f"{forms[0]}: wanted a list of at least one row, got {shown(rows)}")
-    parameters = call.parameters(task.name, request.params or {})
     inputs = [_input(task, row) for row in rows]
     check_one_vector(task, inputs, parameters)
     answered = await call.answer(None, inputs, parameters)
@@ -87,12 +97,15 @@ async def invoke(call: Call) -> Response:
     )
 
 
-def _columns(table: dict[str, Any]) -> list[Any]:
-    """Rows of a table that is given by columns."""
-    columns = [column if isinstance(column, list) else [column] for column in table.values()]
-    if len({*map(len, columns)}) != 1:
-        raise RequestError("inputs: wanted columns of the same length")
-    return [dict(zip(table, row, strict=True)) for row in zip(*columns, strict=True)]
+def _check_names(task: Task, names: Sequence[str]) -> None:
+    """Raises: RequestError for a column that is no field of the task's inputs."""
+    known = [field.name for field in fields(task.inputs)]
+    for name in names:
+        if name not in (*known, INPUTS):
+            raise RequestError(
+                f"inputs: wanted columns {', '.join(known)}, got {shown(name)}"
+                f"{nearest(name, known)}"
+            )
 
 
 def _input(task: Task, row: Any) -> Any:
@@ -101,7 +114,7 @@ def _input(task: Task, row: Any) -> Any:
         return row[0] if isinstance(row, Sequence) and len(row) == 1 else row
     names = [field.name for field in fields(task.inputs)]
     filled = {name: value for name, value in row.items() if value is not None}
-    if len(filled) == 1 and next(iter(filled)) == "inputs" and "inputs" not in names:
+    if len(filled) == 1 and next(iter(filled)) == INPUTS and INPUTS not in names:
         return next(iter(filled.values()))
     return filled
 

@@ -29,6 +29,7 @@ def model(store: str, bundles: list[Path]) -> Any:
 
 
 def test_answers_are_the_predictors(model: Any, bundles: list[Path]) -> None:
+    import numpy as np
     import pandas as pd
 
     answers = Predictor(bundles[0]).predict(TEXTS)
@@ -38,10 +39,28 @@ def test_answers_are_the_predictors(model: Any, bundles: list[Path]) -> None:
         pd.Series(TEXTS),
         pd.DataFrame({"inputs": TEXTS}),
         pd.DataFrame({"text": TEXTS, "label": TEXTS}),
+        {"text": np.array(TEXTS)},
+        {"text": TEXTS},
+        {"inputs": TEXTS},
+        [{"text": text} for text in TEXTS],
     ]
     for frame in frames:
         pd.testing.assert_frame_equal(model.predict(frame), wanted)
     assert list(wanted.columns) == ["label", "score"]
+
+
+def test_a_frame_without_rows_has_an_answer_without_rows(model: Any) -> None:
+    import pandas as pd
+
+    named = pd.DataFrame({"text": TEXTS})[:0]
+    empties: list[Any] = [named, named.rename(columns={"text": "inputs"}), {"text": []}]
+    for empty in empties:
+        answer, some = model.predict(empty), model.predict(TEXTS)
+        assert len(answer) == 0
+        assert answer.dtypes.to_dict() == some.dtypes.to_dict()
+        assert list(model.predict(empty, params={"top_k": 2}).columns) == ["answers"]
+    with pytest.raises(InputError, match="found 'label'"):
+        model.predict(named.rename(columns={"text": "label"}))
 
 
 def test_the_tasks_parameters_are_the_models(model: Any, bundles: list[Path]) -> None:

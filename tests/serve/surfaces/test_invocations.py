@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from bert_core.predictor import Predictor
+from bert_core.tasks.shapes import rows_of
 
 TEXTS = ["Parse a string.", "Open a socket."]
 NAME = "text-classification"
@@ -38,6 +39,30 @@ def test_every_form_of_the_same_rows_has_the_same_records(
         assert record["score"] == pytest.approx(expected["score"], abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"dataframe_split": {"columns": ["text"], "data": []}},
+        {"dataframe_split": {"columns": ["inputs"], "data": []}},
+        {"inputs": {"text": [], "text_pair": []}},
+    ],
+)
+def test_a_frame_without_rows_has_no_predictions(front: str, body: dict[str, Any]) -> None:
+    response = httpx.post(f"{front}/v1/models/{NAME}/invocations", json=body, timeout=30)
+    assert (response.status_code, response.json()) == (200, {"predictions": []})
+
+
+def test_columns_of_lists_are_rows_of_lists(front: str, bundles: dict[str, Path]) -> None:
+    words = [["Grace", "lives", "here"], ["Parse"]]
+    task = Predictor(bundles["token-classification"], device="cpu").task
+    assert rows_of(task.inputs, {"tokens": words}) == [{"tokens": each} for each in words]
+    assert rows_of(task.inputs, {"tokens": words[0]}) == [{"tokens": words[0]}]
+    url = f"{front}/v1/models/token-classification/invocations"
+    for inputs, count in (({"tokens": words}, 2), ({"tokens": words[0]}, 1)):
+        response = httpx.post(url, json={"inputs": inputs}, timeout=30)
+        assert len(response.json()["predictions"]) == count, response.text
+
+
 def test_params_reach_the_task(front: str) -> None:
     body = {"inputs": TEXTS, "params": {"top_k": 2}}
     response = httpx.post(f"{front}/invocations", json=body, timeout=30)
@@ -56,7 +81,13 @@ def test_ping_answers(front: str) -> None:
         ({"inputs": TEXTS, "instances": TEXTS}, "got inputs, instances"),
         ({"inputs": []}, "inputs: wanted a list of at least one row"),
         ({"dataframe_split": {"columns": ["text"], "data": [[]]}}, "wanted 1 cells"),
-        ({"inputs": {"text": ["a"], "text_pair": []}}, "columns of the same length"),
+        (
+            {"inputs": {"text": ["a"], "text_pair": []}},
+            'columns of the same length, got {"text": 1, "text_pair": 0}',
+        ),
+        ({"inputs": {"txt": []}}, 'wanted columns text, text_pair, got text ("txt") (did you mean'),
+        ({"dataframe_split": {"columns": [], "data": []}}, "wanted a list of at least one row"),
+        ({"dataframe_records": []}, "dataframe_records: wanted a list of at least one row"),
         (
             {"dataframe_split": {"columns": ["text", "text"], "data": [["a", "b"]]}},
             "dataframe_split.columns: wanted different names, got 'text' 2 times",
