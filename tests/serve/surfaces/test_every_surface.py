@@ -1,8 +1,10 @@
 """What holds on every surface: errors of paths that do not exist, and of values of other kinds."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import httpx
@@ -158,3 +160,42 @@ def test_a_key_that_there_is_not_is_told_those_of_its_own_object(front: str) -> 
     ):  # fmt: skip
         response = httpx.post(f"{front}{path}", json=body, timeout=30)
         assert message in json.dumps(response.json()).replace('\\"', '"')
+
+
+# -- the table of clients in docs/serving.md -------------------------------------------------------
+
+TABLE = re.findall(
+    r"^\| (.+) \| (.+) \| `(\w+)\.py` \|$",
+    (Path(__file__).parents[3] / "docs" / "serving.md").read_text(),
+    re.MULTILINE,
+)
+
+
+def paths_in(cell: str) -> set[str]:
+    """The paths of a row; `…` stands for the last one that is written out."""
+    paths: list[str] = []
+    for quoted in re.findall(r"`([^`]+)`", cell):
+        if quoted.startswith("/"):
+            paths.append(quoted)
+        elif quoted.startswith("…"):
+            [whole] = [path for path in paths if path.endswith("{model}")]
+            below = [path.removeprefix(whole) for path in paths if path.startswith(whole)]
+            added = whole + quoted.removeprefix("…")
+            paths += [added, *(added + path for path in below)] if "versions" in quoted else [added]
+    return set(paths)
+
+
+def test_the_documented_paths_are_those_that_there_are() -> None:
+    documented = {name: paths_in(cell) for _, cell, name in TABLE}
+    assert documented.keys() == {surface.name for surface in SURFACES}
+    every = {each.path for surface in SURFACES for each in surface.endpoints}
+    assert every - {""} == set().union(*documented.values())
+    for surface in SURFACES:
+        assert {each.path for each in surface.endpoints} - {""} <= documented[surface.name]
+
+
+@pytest.mark.parametrize("name", sorted({name for clients, *_ in TABLE for name in
+                                         re.findall(r"`(\w+)[^`]*`", clients)}))  # fmt: skip
+def test_every_documented_client_is_in_a_test(name: str) -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert re.search(rf"\b{name}\b", tests)
