@@ -91,7 +91,7 @@ def test_a_stride_reads_a_long_text_in_windows_that_overlap_by_it(tmp_path: Path
     assert counts[0] < counts[1] < counts[2]
 
 
-def test_targets_are_ranked_as_transformers_ranks_them(tmp_path: Path) -> None:
+def test_targets_and_several_masks_are_answered_as_by_transformers(tmp_path: Path) -> None:
     from transformers import pipeline
 
     ours = predictor(tmp_path / "masks", FillMask())
@@ -104,6 +104,11 @@ def test_targets_are_ranked_as_transformers_ranks_them(tmp_path: Path) -> None:
         assert each["score"] == pytest.approx(other["score"], abs=1e-6)
     [best] = ours.predict([text], FillMaskParameters(targets=targets, top_k=1))
     assert best == answer[:1]
+    # With several masks, transformers also writes what is around the text.
+    [several], others = ours.predict(["a [MASK] b [MASK]."]), peer("a [MASK] b [MASK].")
+    assert [
+        [f"[CLS] {each['sequence']} [SEP]" for each in candidates] for candidates in several
+    ] == [[each["sequence"] for each in candidates] for candidates in others]
 
 
 @pytest.mark.parametrize("targets", [[], ["abc", "abca"], ["x"]])
