@@ -33,6 +33,7 @@ from bert_core.compression import (
     compression_of,
     decompressing,
 )
+from bert_core.containment import check_name
 from bert_core.errors import ConfigError, CorpusError, RaybertError, ResourceError
 from bert_core.wording import closest
 
@@ -568,7 +569,7 @@ def fetch_folder(source: str, destination: Path) -> Path:
     try:
         for path in find_files(source):
             name = path[len(source.rstrip("/")) + 1 :]
-            target = partial / (unquote(name) if is_uri(source) else name)
+            target = partial / check_name(unquote(name) if is_uri(source) else name, source)
             with writing(str(target)) as writer, open_input(path) as reader, reading(path):
                 shutil.copyfileobj(reader, writer, CHUNK_BYTES)
         os.replace(partial, destination)

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bert_core import files
+from bert_core.containment import check_name
 from bert_core.errors import FormatError
+from bert_core.typed import as_type, parse_json
 
-FORMAT_VERSION = 1
-NAME = "manifest.json"
+FORMAT_VERSION = 2  # 1 had no sha256 of itself
+NAME, SEAL = "manifest.json", "sha256"
 BUNDLE = "bundle"
 """Folder of the bundle within the output of a stage that makes one."""
 
@@ -48,6 +50,8 @@ class Manifest:
     in the digest."""
     outputs: dict[str, Output] = field(default_factory=dict)
     """Every file of the folder that belongs to the result, by its path inside the folder."""
+    bundle: str = ""
+    """Digest of the bundle among the outputs; empty without one, and before version 2."""
     counts: dict[str, Any] = field(default_factory=dict)
     """Figures about the result for people to read: rows, tokens, losses, seconds."""
     code_version: str = ""
@@ -65,45 +69,61 @@ class Manifest:
 
 def stage_digest(stage: str, config: dict[str, Any], inputs: dict[str, str]) -> str:
     """sha256 of what determines a stage's output."""
-    text = json.dumps(
-        [FORMAT_VERSION, stage, config, inputs], sort_keys=True, ensure_ascii=False, default=str
-    )
+    text = json.dumps([1, stage, config, inputs], sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_manifest(folder: str, manifest: Manifest) -> None:
     """Write the manifest, which completes `folder`."""
-    files.write_json(files.join(folder, NAME), dataclasses.asdict(manifest))
+    files.write_json(files.join(folder, NAME), entries_of(manifest))
+
+
+def entries_of(manifest: Manifest) -> dict[str, Any]:
+    """The manifest as JSON, with the sha256 by which an edited one is noticed."""
+    entries = dataclasses.asdict(manifest)
+    return entries | {SEAL: _sha256(entries)}
+
+
+def _sha256(entries: dict[str, Any]) -> str:
+    """That of the manifest's other entries, in one order."""
+    # Parsed again, since keys that are numbers become text, which has another order.
+    text = json.dumps(json.loads(json.dumps(entries)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_manifest(folder: str) -> Manifest:
     """The manifest of a complete folder.
 
-    Raises: FormatError if there is none, if it is damaged, or if newer code wrote it.
+    Raises: FormatError if there is none, if it is damaged, edited or names a file outside the
+        folder, or if newer code wrote it.
     """
     path = files.join(folder, NAME)
     try:
-        fields = files.read_json(path)
+        data = files.read_bytes(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FormatError(
             f"{folder}: wanted the folder of a finished stage, it has no {NAME}: "
             "run the stage that writes it, or give another folder"
         ) from error
-    except ValueError as error:
-        raise _damaged(path, str(error)) from error
-    version = fields.get("format_version") if isinstance(fields, dict) else None
-    if not isinstance(version, int):
-        raise _damaged(path, "no format_version")
+    try:
+        entries = parse_json(data, path)
+        version = entries.get("format_version") if isinstance(entries, dict) else None
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise FormatError("no format_version")
+        if version <= FORMAT_VERSION:
+            manifest: Manifest = as_type(Manifest, entries, path)
+            for name in manifest.outputs:
+                check_name(name, "outputs")
+            if (version > 1 or SEAL in entries) and entries.pop(SEAL, None) != _sha256(entries):
+                raise FormatError("it was edited since it was written")
+    except FormatError as error:
+        raise _damaged(path, str(error).removeprefix(f"{path}: ")) from error
     if version > FORMAT_VERSION:
         raise FormatError(
             f"{path}: wanted format_version {FORMAT_VERSION} or older, got {version}: "
             "it was made by a newer raybert, update this one"
         )
-    try:
-        outputs = {name: Output(**output) for name, output in fields.pop("outputs").items()}
-        return Manifest(outputs=outputs, **fields)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    return manifest
 
 
 def _damaged(path: str, why: str) -> FormatError:

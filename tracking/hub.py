@@ -5,7 +5,6 @@ reads them from the environment. Downloads resume, and show progress on a termin
 """
 
 import glob
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_core.errors import ConfigError, FormatError, ResourceError
+from bert_core.typed import as_type, parse_json
 from bert_core.wording import error_in_one_line
 from tracking.folders import FetchedFolder
 
@@ -204,13 +204,10 @@ def _reader(model: HubModel) -> Callable[[str], dict[str, Any]]:
     def read(name: str) -> dict[str, Any]:
         with _hub_errors(model), progress_on_terminals():
             path = hf_hub_download(model.id, name, revision=model.revision, etag_timeout=TIMEOUT_S)
-        try:
-            value = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise FormatError(f"{name}: wanted JSON, it cannot be read ({error})") from error
-        if not isinstance(value, dict):
-            raise FormatError(f"{name}: wanted a JSON object, got {type(value).__name__}")
-        return value
+        entries: dict[str, Any] = as_type(
+            dict[str, Any], parse_json(Path(path).read_bytes(), name), name
+        )
+        return entries
 
     return read
 

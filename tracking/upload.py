@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert_core import files
-from bert_core.errors import ConfigError, ResourceError
+from bert_core.bundle.layout import recorded_files
+from bert_core.errors import ConfigError, FormatError, ResourceError
+from bert_core.typed import as_type, parse_json
 from bert_core.wording import error_in_one_line
 from tracking.hub import HubModel, login, parse, progress_on_terminals
 
@@ -101,8 +103,13 @@ def _files_before(present: "ModelInfo") -> set[str]:
     names = {sibling.rfilename for sibling in present.siblings or ()}
     if RECORD not in names:
         return set()
-    record = files.read_json(hf_hub_download(present.id, RECORD, revision=present.sha))
-    return names & set(record.get("files", ()))
+    data = files.read_bytes(hf_hub_download(present.id, RECORD, revision=present.sha))
+    try:
+        return (
+            names & recorded_files(as_type(dict[str, Any], parse_json(data, RECORD), RECORD)).keys()
+        )
+    except FormatError:  # damaged; what it named stays
+        return set()
 
 
 @contextmanager

@@ -10,7 +10,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bert_core.bundle.layout import CONFIG, OBJECTIVE, TRAINED_ROWS, WEIGHTS, read_json
+from bert_core.bundle.layout import (
+    CONFIG,
+    OBJECTIVE,
+    TRAINED_ROWS,
+    WEIGHTS,
+    named_labels,
+    path_of,
+    read_json,
+)
+from bert_core.containment import check_name, has_file
 from bert_core.errors import FormatError
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
@@ -28,6 +37,7 @@ from bert_core.tasks.modules import (
     settings_of,
 )
 from bert_core.tasks.sparse_embedding import SPLADE_POOLING
+from bert_core.typed import as_type
 from bert_core.wording import first_line
 
 # Other forms of weights: in parts, or as saved by torch.
@@ -67,12 +77,13 @@ def weights_among(names: Collection[str], read: Callable[[str], Mapping[str, Any
         return []
     if not form.endswith(".json"):
         return [form]
-    return [form, *sorted(set(read(form).get("weight_map", {}).values()))]
+    parts = as_type(dict[str, str], read(form).get("weight_map", {}), form, key="weight_map")
+    return [form, *sorted({check_name(name, form) for name in parts.values()})]
 
 
 def weight_files(folder: Path) -> list[str]:
     """`weights_among` of a folder; the usual file if there are none."""
-    names = [form for form in WEIGHT_FORMS if (folder / form).is_file()]
+    names = [form for form in WEIGHT_FORMS if has_file(folder, form)]
     return weights_among(names, lambda name: read_json(folder / name)) or [WEIGHTS]
 
 
@@ -83,6 +94,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """
     state: dict[str, Tensor] = {}
     for name in weight_files(folder):
+        path_of(folder, name)
         if name.endswith(".bin"):
             try:
                 loaded = torch.load(folder / name, map_location="cpu", weights_only=True)
@@ -126,13 +138,7 @@ def task_of_transformers(
     if not known:
         return None
     head = state.get(f"objectives.{known[0].objective}.head.linear.weight", ())
-    id2label = entries.get("id2label") or {}
-    if not isinstance(id2label, dict):
-        raise FormatError(
-            f"{CONFIG}: wanted id2label to be a JSON object, got {type(id2label).__name__}: copy "
-            "it again"
-        )
-    names = {int(index): str(label) for index, label in id2label.items()}
+    names = named_labels(entries, CONFIG)
     # transformers omits its default names from the file.
     labels = [names.get(index, f"LABEL_{index}") for index in range(len(head))]
     read = partial(_read, folder)
@@ -163,13 +169,5 @@ def listed_modules(folder: Path) -> str:
 
 
 def _read(folder: Path, name: str) -> Any:
-    wanted = list if name == MODULES else dict
-    return read_json(folder / name, wanted) if (folder / name).is_file() else None
-
-
-def class_name(entries: dict[str, Any]) -> str:
-    """The transformers class of a folder's model; empty if not given."""
-    architectures = entries.get("architectures") or [""]
-    if not isinstance(architectures, list) or not isinstance(architectures[0], str):
-        raise FormatError(f"architectures = {architectures!r}: wanted a list of names")
-    return architectures[0]
+    hint = list[dict[str, Any]] if name == MODULES else dict[str, Any]
+    return read_json(folder / name, hint) if has_file(folder, name) else None

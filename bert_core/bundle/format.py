@@ -3,30 +3,27 @@
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
+from numpy.lib.format import MAGIC_PREFIX
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bert_core import files
 from bert_core.bundle.foreign import (
-    FOREIGN_FILES,
-    class_name,
     listed_modules,
     read_weights,
     task_of_modules,
     task_of_transformers,
-    weight_files,
 )
 from bert_core.bundle.layout import (
     CONFIG,
-    FORMAT_VERSION,
     GRAPHS,
     OBJECTIVE,
     RECORD,
@@ -34,19 +31,27 @@ from bert_core.bundle.layout import (
     UNRECORDED_EXECUTIONS,
     WEIGHTS,
     Execution,
-    digest_of,
+    label_entries,
     names_in,
     read_json,
-    sha256s_of,
+)
+from bert_core.bundle.record import (
+    Record,
+    bundle_digest,
+    bundle_files,
+    renew,
+    verified,
+    write_record,
 )
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.errors import ConfigError, FormatError
+from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.model.config import EncoderConfig
 from bert_core.model.families import LAYOUTS
 from bert_core.model.fit import check_fits
 from bert_core.model.heads import LinearHead
 from bert_core.model.hf import (
     architecture,
+    class_name,
     encoder_config_from_huggingface,
     encoder_config_to_huggingface,
     from_huggingface,
@@ -60,6 +65,10 @@ from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.digests import NO_ROWS, Digests
 from bert_core.tasks.shapes import Row
+from bert_core.typed import as_type
+from bert_core.wording import first_line
+
+__all__ = ["Bundle", "bundle_digest", "bundle_files", "load_bundle", "renew", "save_bundle"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +165,7 @@ def save_bundle(
             entries["problem_type"] = objective.problem_type
     labels = _labels(model, task)
     if labels:
-        entries["id2label"] = {str(index): label for index, label in enumerate(labels)}
-        entries["label2id"] = {label: index for index, label in enumerate(labels)}
+        entries |= label_entries(labels)
     longest = config.max_length
     if task is not None:
         entries |= task.config_entries()
@@ -183,7 +191,6 @@ def save_bundle(
         for path, value in ({} if task is None else task.files(config)).items():
             files.write_json(str(partial / path), value)
         record = {
-            "format_version": FORMAT_VERSION,
             "task": None if task is None else task.name,
             **({"labels": None} if task is None else task.record),
             "metrics": metrics,
@@ -191,9 +198,8 @@ def save_bundle(
             **({"runs": [execution._asdict() for execution in executions]} if executions else {}),
             **({"spent": spent} if spent else {}),
             **({"examples": list(examples)} if examples else {}),
-            "files": sha256s_of(partial, names_in(partial)),
         }
-        files.write_json(str(partial / RECORD), record)
+        write_record(partial, record, names_in(partial))
         _sync(partial)
         os.rename(partial, folder)
     except BaseException:
@@ -225,13 +231,12 @@ def load_bundle(folder: str | Path) -> Bundle:
         bundle.
     """
     folder = Path(folder)
-    record = _read_record(folder)
-    sha256s = _verified(folder, record)
+    record, sha256s, digest = verified(folder)
     entries = read_json(folder / CONFIG)
     precision, graph = next(
         ((kind, name) for kind, name in GRAPHS.items() if name in sha256s), ("fp32", None)
     )
-    recorded = tuple(Execution(**fields) for fields in (record or {}).get("runs", ()))
+    recorded = () if record is None else record.executions
     try:
         config = encoder_config_from_huggingface(entries)
         name = class_name(entries)
@@ -239,23 +244,26 @@ def load_bundle(folder: str | Path) -> Bundle:
         state = from_huggingface(weights, config, name)
         if not graph:
             check_fits(state, config)
-        if (folder / OBJECTIVE).is_file():
+        if OBJECTIVE in sha256s:
             state |= load_file(folder / OBJECTIVE)
     except (FormatError, SafetensorError) as error:
         raise FormatError(
             f"{folder}: wanted an encoder in Hugging Face layout, it cannot be read: {error}: "
             "copy or write the bundle again"
         ) from error
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = Tokenizer.load(folder, among=sha256s.keys())
     _check_vocabulary(folder, config, tokenizer, FormatError)
     unread_modules = ""
     if record is None:
         _check_padding(folder, config, tokenizer)
         heads = objectives_of(config, name)
         bare = name == f"{LAYOUTS[config.family].title}Model"
-        task = task_of_modules(folder, bare=bare)
-        unread_modules = "" if task is not None else listed_modules(folder)
-        task = task or task_of_transformers(folder, heads, entries, state)
+        try:
+            task = task_of_modules(folder, bare=bare)
+            unread_modules = "" if task is not None else listed_modules(folder)
+            task = task or task_of_transformers(folder, heads, entries, state)
+        except (ConfigError, InputError) as error:  # of options, out of their range
+            raise FormatError(f"{folder}: {error}: correct it in the model's settings") from error
     else:
         task = _recorded_task(folder, record)
     if task is None:
@@ -269,34 +277,42 @@ def load_bundle(folder: str | Path) -> Bundle:
         ranges_of_batch=precision == "int8" and not recorded,
         tokenizer=tokenizer,
         task=task,
-        metrics=(record or {}).get("metrics", {}),
-        lineage=(record or {}).get("lineage", {}),
-        spent=(record or {}).get("spent", {}),
-        digest=digest_of(sha256s),
-        submodels={path.parent.name: path.parent for path in folder.glob(f"*/{RECORD}")},
-        trained_rows=np.load(folder / TRAINED_ROWS) if TRAINED_ROWS in sha256s else NO_ROWS,
-        examples=tuple((record or {}).get("examples", ())),
+        metrics={} if record is None else record.metrics,
+        lineage={} if record is None else record.lineage,
+        spent={} if record is None else record.spent,
+        digest=digest,
+        submodels=_submodels(folder, sha256s),
+        trained_rows=_trained_rows(folder) if TRAINED_ROWS in sha256s else NO_ROWS,
+        examples=() if record is None else tuple(record.examples),
         unread_modules=unread_modules,
     )
 
 
-def bundle_digest(folder: str | Path) -> str:
-    """`Bundle.digest` without loading the model; checks every file like `load_bundle`.
-
-    Raises: FormatError if a file is missing or changed.
-    """
-    folder = Path(folder)
-    return digest_of(_verified(folder, _read_record(folder)))
+def _submodels(folder: Path, names: Iterable[str]) -> dict[str, Path]:
+    """The bundles in subfolders."""
+    paths = [PurePosixPath(name) for name in names]
+    return {path.parts[0]: folder / path.parts[0] for path in paths if path.match(f"*/{RECORD}")}
 
 
-def bundle_files(folder: str | Path) -> list[str]:
-    """The files that make a bundle, without others that lie in its folder; sorted paths.
+def _trained_rows(folder: Path) -> Digests:
+    path = folder / TRAINED_ROWS
+    with path.open("rb") as file:
+        if file.read(len(MAGIC_PREFIX)) != MAGIC_PREFIX:  # else it may be a zip file of arrays
+            raise _no_digests(path, "another kind of file")
+    try:
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)  # takes no size that is not there
+    except (ValueError, EOFError, OSError) as error:
+        raise _no_digests(path, first_line(str(error))) from error
+    if (rows.dtype, rows.ndim) != (np.uint64, 1):
+        raise _no_digests(path, f"{rows.dtype} of shape {rows.shape}")
+    return np.array(rows)
 
-    Raises: FormatError if one is missing or changed.
-    """
-    folder = Path(folder)
-    record = _read_record(folder)
-    return sorted([*_verified(folder, record), *([] if record is None else [RECORD])])
+
+def _no_digests(path: Path, got: str) -> FormatError:
+    return FormatError(
+        f"{path}: wanted digests of rows, a NumPy file of uint64, got {got}: copy or write the "
+        "bundle again"
+    )
 
 
 def _is_ours(name: str, model: ObjectiveModel) -> bool:
@@ -350,62 +366,21 @@ def _check_padding(folder: Path, config: EncoderConfig, tokenizer: Tokenizer) ->
         )
 
 
-def _read_record(folder: Path) -> dict[str, Any] | None:
-    if not (folder / RECORD).is_file():
+def _recorded_task(folder: Path, record: Record) -> Task | None:
+    if record.task is None:
         return None
-    record = read_json(folder / RECORD)
-    version = record.get("format_version")
-    if not isinstance(version, int):
+    where = str(folder / RECORD)
+    if record.task not in TASKS:
         raise FormatError(
-            f"{folder / RECORD}: wanted a format_version, got none: copy the bundle again"
-        )
-    if version > FORMAT_VERSION:
-        raise FormatError(
-            f"{folder / RECORD}: wanted format_version {FORMAT_VERSION} or older, got {version}: "
-            "it was made by a newer raybert, update this one"
-        )
-    names = set(record.get("files") or ())
-    if CONFIG not in names or names.isdisjoint({WEIGHTS, *GRAPHS.values()}):
-        raise FormatError(
-            f"{folder / RECORD}: wanted the sha256 of at least {CONFIG} and {WEIGHTS}, or an ONNX "
-            "graph, under files: copy the bundle again"
-        )
-    return record
-
-
-def _verified(folder: Path, record: dict[str, Any] | None) -> dict[str, str]:
-    """The sha256 of each file of the bundle, checked against its record if there is one."""
-    recorded = None if record is None else record["files"]
-    weights = [] if recorded else weight_files(folder)
-    names = recorded or [name for name in FOREIGN_FILES if (folder / name).is_file()]
-    for name in (CONFIG, *weights, *names):
-        if not (folder / name).is_file():
-            raise FormatError(
-                f"{folder / name}: wanted this file of the bundle, it is missing: "
-                "copy or write the bundle again"
-            )
-    sha256s = sha256s_of(folder, dict.fromkeys([*names, *weights]))
-    for name, sha256 in sha256s.items():
-        if recorded is not None and sha256 != recorded[name]:
-            raise FormatError(
-                f"{folder / name}: wanted sha256 {recorded[name][:12]}, got {sha256[:12]}: the "
-                "file has changed since the bundle was written; copy or write the bundle again, or "
-                f"remove {RECORD} to accept the folder as it is"
-            )
-    return sha256s
-
-
-def _recorded_task(folder: Path, record: dict[str, Any]) -> Task | None:
-    name = record.get("task")
-    if name is None:
-        return None
-    if name not in TASKS:
-        raise FormatError(
-            f"{folder / RECORD}: wanted one of the tasks {', '.join(sorted(TASKS))}, got {name!r}: "
+            f"{where}: wanted one of the tasks {', '.join(sorted(TASKS))}, got {record.task!r}: "
             "update raybert, or load the folder with transformers"
         )
-    task = TASKS[name]
-    return task(record["labels"], task.options(**record.get("options", {})))
+    kind = TASKS[record.task]
+    options = as_type(kind.options, record.options, where, key="options", closed=True)
+    try:
+        return kind(record.labels or [], options)
+    except (ConfigError, InputError) as error:
+        raise FormatError(f"{where}: {error}") from error
 
 
 def _sync(folder: Path) -> None:

@@ -1,15 +1,17 @@
 """A bundle's files: their names, JSON and sha256."""
 
 import hashlib
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_core import files
+from bert_core.containment import check_name, file_in
 from bert_core.errors import FormatError
+from bert_core.typed import as_type, parse_json
+from bert_core.wording import as_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CONFIG, WEIGHTS, RECORD = "config.json", "model.safetensors", "raybert.json"
 OBJECTIVE = "objective.safetensors"
 TRAINED_ROWS = "trained_rows.npy"
@@ -43,30 +45,71 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
-def read_json(path: Path, kind: type = dict) -> Any:
-    if not path.is_file():
+def read_json(path: Path, hint: Any = dict[str, Any]) -> Any:
+    """The JSON value of a file, of the declared type. Raises: FormatError."""
+    try:
+        data = file_in(path.parent, path.name).read_bytes()
+    except FileNotFoundError as error:
         raise FormatError(
             f"{path}: wanted this file, it is missing: give the folder of a bundle, or of a model "
             "that transformers wrote with save_pretrained"
-        )
+        ) from error
+    return as_type(hint, parse_json(data, str(path)), str(path))
+
+
+def named_labels(entries: Mapping[str, Any], where: str) -> dict[int, str]:
+    """The labels that a `config.json` names, by their index, ascending; empty if it names none.
+
+    Raises: FormatError if they are not names by whole numbers.
+    """
+    listed = as_type(
+        dict[str, str | int | float | bool] | None,
+        entries.get("id2label"),
+        where,
+        key="id2label",
+    )
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return dict(sorted((int(index), str(label)) for index, label in (listed or {}).items()))
     except ValueError as error:
         raise FormatError(
-            f"{path}: wanted JSON, it cannot be read ({error}): copy it again"
+            f"{where}: id2label: wanted names of labels by their whole numbers, got "
+            f"{as_json(listed)}: correct it, or copy it again"
         ) from error
-    if not isinstance(value, kind):
-        wanted = "object" if kind is dict else "list"
-        raise FormatError(
-            f"{path}: wanted a JSON {wanted}, got {type(value).__name__}: copy it again"
-        )
-    return value
+
+
+def recorded_files(entries: Mapping[str, Any]) -> dict[str, str]:
+    """The sha256 of the files that a record names, by their names.
+
+    Raises: FormatError if it names them otherwise, or one outside the folder.
+    """
+    listed: dict[str, str] = as_type(dict[str, str], entries.get("files", {}), RECORD, key="files")
+    return {check_name(name, RECORD): sha256 for name, sha256 in listed.items()}
+
+
+def label_entries(labels: Sequence[str]) -> dict[str, Any]:
+    """The entries of `config.json` that name the labels."""
+    return {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
 
 
 def sha256s_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    return {name: files.sha256_of(str(folder / name)) for name in names}
+    """The sha256 of files in a folder. Raises: FormatError if one is missing, or not in it."""
+    return {name: files.sha256_of(str(path_of(folder, name))) for name in names}
 
 
-def digest_of(sha256s: dict[str, str]) -> str:
+def path_of(folder: Path, name: str) -> Path:
+    """`file_in`, of a file that a bundle needs. Raises: FormatError also if it is missing."""
+    try:
+        return file_in(folder, name)
+    except FileNotFoundError as error:
+        raise FormatError(
+            f"{folder / name}: wanted this file of the bundle, it is missing: "
+            "copy or write the bundle again"
+        ) from error
+
+
+def digest_of(sha256s: Mapping[str, str]) -> str:
     lines = "".join(f"{name} {sha256}\n" for name, sha256 in sorted(sha256s.items()))
     return hashlib.sha256(lines.encode()).hexdigest()

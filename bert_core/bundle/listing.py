@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from bert_core.bundle.foreign import FOREIGN_FILES, WEIGHT_FORMS, weights_among
-from bert_core.bundle.layout import CONFIG, RECORD
+from bert_core.bundle.layout import CONFIG, RECORD, recorded_files
 from bert_core.data.tokenizer import OTHER_FILES
 from bert_core.errors import FormatError
 from bert_core.model.families import LAYOUTS
@@ -43,7 +43,7 @@ def needed_files(
     Raises: FormatError if there are no weights or no vocabulary in a form that is read.
     """
     if RECORD in names:
-        recorded = {RECORD, *read(RECORD).get("files", ())}
+        recorded = {RECORD, *recorded_files(read(RECORD))}
         return sorted(recorded & set(names))
     weights = weights_among(names, read)
     if not weights:

@@ -9,6 +9,7 @@ import json
 import string
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -19,12 +20,14 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_core import files
+from bert_core.containment import has_file
 from bert_core.data.bulk import BulkEncoder, encode_whole, in_slices
 from bert_core.data.byte_level import BulkByteLevel
 from bert_core.data.unigram import BulkUnigram
 from bert_core.data.wordpiece import BulkWordPiece
 from bert_core.errors import FormatError, InputError
 from bert_core.manifest import folder_with
+from bert_core.typed import as_type, parse_json
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # The same five in RoBERTa's files; ALBERT's mix both, and MPNet's vocabulary has both.
@@ -51,6 +54,7 @@ _MOST_TOKENS = 1 << 30
 WITH_PREFIX_SPACE = {"Roberta", "Deberta", "Longformer", "GPT2", "Bart", "LED"}
 # Classes whose models have one segment.
 WITHOUT_SEGMENTS = {"DistilBert", "MPNet", "Roberta", "XLMRoberta", "Longformer", "Bart"}
+TOKENIZER, VOCABULARY = "tokenizer.json", "vocab.txt"
 ADDED, SETTINGS = "added_tokens.json", "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
 SEGMENTS = "token_type_ids"
@@ -59,6 +63,31 @@ FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 # Vocabulary files of other layouts, which are not read.
 OTHER_FILES = ("vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 
+
+@dataclass(frozen=True, kw_only=True)
+class _Token:
+    """A token with its flags, as JSON."""
+
+    content: str
+
+
+# Types of the entries that are read of the files beside a vocabulary.
+_NAMED = str | _Token | None
+_MORE = list[str | _Token] | dict[str, str | _Token] | None
+_SPECIAL = {
+    **{f"{name}_token": _NAMED for name in ("pad", "unk", "cls", "sep", "mask", "bos", "eos")},
+    "additional_special_tokens": _MORE,
+    "extra_special_tokens": _MORE,
+}
+_SETTINGS = _SPECIAL | {
+    "tokenizer_class": str | None,
+    "model_input_names": list[str] | None,
+    "added_tokens_decoder": dict[str, _Token] | None,
+    **dict.fromkeys(
+        ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"),
+        bool | None,
+    ),
+}
 
 MANY_TEXTS = 64
 """Texts from which `Tokenizer.ids` encodes word by word, each word once: 256 sentences take a third
@@ -163,30 +192,32 @@ class Tokenizer:
         return cls(inner)
 
     @classmethod
-    def load(cls, folder: str | Path) -> "Tokenizer":
+    def load(cls, folder: str | Path, among: Collection[str] | None = None) -> "Tokenizer":
         """Read `tokenizer.json`, or else `vocab.txt`, at a path or a URI.
 
         In the output of a stage that makes a bundle, they are the bundle's. As in transformers,
         what `tokenizer_config.json` says of the casing and accents of BERT's WordPiece, and of the
         space before a text of RoBERTa's BPE, counts more than what `tokenizer.json` says; tokens
         that only the files beside it list are added.
+
+        Args:
+            among: the files of the folder that count; None for all.
         Raises: FormatError if there is neither or the file cannot be read.
         """
-        folder = folder_with(str(folder), "tokenizer.json", "vocab.txt") or str(folder)
-        path = files.join(folder, "tokenizer.json")
-        settings = _settings(folder)
-        if files.exists(path):
+        folder = folder_with(str(folder), TOKENIZER, VOCABULARY) or str(folder)
+        there = TokenizerFolder(folder, among)
+        settings = there.settings
+        if there.has(TOKENIZER):
+            path = there.path(TOKENIZER)
             try:
-                inner = tokenizers.Tokenizer.from_buffer(files.read_bytes(path))
+                inner = tokenizers.Tokenizer.from_buffer(there.read(TOKENIZER))
                 _override(inner, settings)
                 whole = cls(inner)
                 known = {token.content for token in inner.get_added_tokens_decoder().values()}
-                listed = _added_tokens(folder, settings).items()
+                listed = _added_tokens(there).items()
                 whole._add({n: one for n, one in listed if one.content not in known}, path)
-                whole._mark_special(
-                    [one for one in _additional_tokens(folder, settings) if one not in known]
-                )
-                whole._follow(settings, folder)
+                whole._mark_special([one for one in _additional_tokens(there) if one not in known])
+                whole._follow(settings, there.path(SETTINGS))
                 return whole
             except FormatError:
                 raise
@@ -195,23 +226,23 @@ class Tokenizer:
                     f"{path}: wanted a tokenizers JSON file, it cannot be read ({error}): "
                     "copy it again, or train one with `raybert vocab`"
                 ) from error
-        vocabulary = files.join(str(folder), "vocab.txt")
-        if files.exists(vocabulary):
-            tokens = _lines(vocabulary)
-            _check_is_of_bert(vocabulary, settings)
-            _check_reachable(vocabulary, tokens)
+        if there.has(VOCABULARY):
+            path = there.path(VOCABULARY)
+            tokens = _lines(there.read(VOCABULARY), path)
+            _check_is_of_bert(path, settings)
+            _check_reachable(path, tokens)
             whole = cls.from_vocabulary(
                 tokens,
                 lowercase=bool(settings.get("do_lower_case", True)),
                 strip_accents=settings.get("strip_accents"),
                 chinese_characters=bool(settings.get("tokenize_chinese_chars", True)),
             )
-            whole._add(_added_tokens(folder, settings), vocabulary)
-            whole._mark_special(_additional_tokens(folder, settings))
-            whole._follow(settings, folder)
+            whole._add(_added_tokens(there), path)
+            whole._mark_special(_additional_tokens(there))
+            whole._follow(settings, there.path(SETTINGS))
             return whole
         for name in OTHER_FILES:
-            if files.exists(files.join(str(folder), name)):
+            if there.has(name):
                 raise FormatError(
                     f"{folder}: wanted tokenizer.json or vocab.txt, found only {name}: create the "
                     "first with transformers, AutoTokenizer.from_pretrained(folder)"
@@ -250,7 +281,7 @@ class Tokenizer:
                 "model if this one was trained so"
             )
 
-    def _follow(self, settings: Mapping[str, Any], folder: str) -> None:
+    def _follow(self, settings: Mapping[str, Any], path: str) -> None:
         """Apply what `tokenizer_config.json` says about rows.
 
         Raises: FormatError if transformers puts other special tokens around a text.
@@ -264,7 +295,7 @@ class Tokenizer:
             chosen = _content(settings.get(name) or self._special[token])
             if chosen != self._special[token]:
                 raise FormatError(
-                    f"{files.join(folder, SETTINGS)}: wanted {name} {self._special[token]!r}, got "
+                    f"{path}: wanted {name} {self._special[token]!r}, got "
                     f"{chosen!r}: use another model, or correct the file if the model was trained "
                     "with the usual token"
                 )
@@ -551,6 +582,49 @@ class Tokenizer:
         return next((kind(self.inner) for kind in kinds if kind.supports(self.inner)), None)
 
 
+class TokenizerFolder:
+    """The files of a tokenizer in a folder, at a path or a URI."""
+
+    def __init__(self, folder: str, among: Collection[str] | None) -> None:
+        self.folder, self._among = folder, among
+        self._local = files.local_path(folder)
+
+    def path(self, name: str) -> str:
+        return files.join(self.folder, name)
+
+    def has(self, name: str) -> bool:
+        if self._among is not None and name not in self._among:
+            return False
+        if self._local is not None:
+            return has_file(self._local, name)
+        return files.is_file(self.path(name))
+
+    def read(self, name: str) -> bytes:
+        return files.read_bytes(self.path(name))
+
+    def json(self, name: str, hint: Any) -> Any:
+        """An object of the declared type; an empty one without the file. Raises: FormatError."""
+        if not self.has(name):
+            return {}
+        return as_type(hint, parse_json(self.read(name), self.path(name)), self.path(name))
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What `tokenizer_config.json` says."""
+        entries: dict[str, Any] = self.json(SETTINGS, dict[str, Any])
+        for name, hint in _SETTINGS.items():
+            as_type(hint, entries.get(name), self.path(SETTINGS), key=name)
+        return entries
+
+    @cached_property
+    def special(self) -> dict[str, Any]:
+        """What `special_tokens_map.json` says."""
+        entries: dict[str, Any] = self.json(SPECIAL, dict[str, Any])
+        for name, hint in _SPECIAL.items():
+            as_type(hint, entries.get(name), self.path(SPECIAL), key=name)
+        return entries
+
+
 def _flagged(inner: tokenizers.Tokenizer) -> set[str]:
     """The tokens that a tokenizer treats as special ones."""
     names = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
@@ -579,10 +653,10 @@ def _special_tokens(
     return {token: name for token, name in named.items() if name is not None}
 
 
-def _lines(path: str) -> list[str]:
+def _lines(data: bytes, path: str) -> list[str]:
     # NOTE: str.splitlines would split at U+2028 and other characters that may be tokens.
     try:
-        text = files.read_bytes(path).decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(
             f"{path}: wanted UTF-8 with one token per line, byte {error.start:,} is not: copy it "
@@ -637,15 +711,10 @@ def unigram_normalizer(lowercase: bool) -> normalizers.Normalizer:
     return normalizers.Sequence([*steps, normalizers.Lowercase()] if lowercase else steps)
 
 
-def _settings(folder: str) -> dict[str, Any]:
-    """What `tokenizer_config.json` says; empty without the file."""
-    path = files.join(folder, SETTINGS)
-    return files.read_json(path) if files.exists(path) else {}
-
-
 def limit_in(value: Any) -> int | None:
     """The number of tokens that a setting limits texts to; None if it sets no limit."""
-    return value if isinstance(value, int) and value < _MOST_TOKENS else None
+    is_limit = isinstance(value, int) and not isinstance(value, bool) and value < _MOST_TOKENS
+    return value if is_limit else None
 
 
 def _is_of_bert(settings: Mapping[str, Any]) -> bool:
@@ -698,12 +767,10 @@ def _content(token: Any) -> str:
     return str(token["content"] if isinstance(token, Mapping) else token)
 
 
-def _additional_tokens(folder: str, settings: Mapping[str, Any]) -> list[str]:
+def _additional_tokens(there: TokenizerFolder) -> list[str]:
     """Special tokens beside the five usual ones, wherever transformers' version keeps them."""
-    path = files.join(folder, SPECIAL)
-    beside = files.read_json(path) if files.exists(path) else {}
     names = ("additional_special_tokens", "extra_special_tokens")
-    listed = [each.get(name) or [] for each in (settings, beside) for name in names]
+    listed = [each.get(name) or [] for each in (there.settings, there.special) for name in names]
     return [
         _content(token)
         for tokens in listed
@@ -711,13 +778,21 @@ def _additional_tokens(folder: str, settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _added_tokens(folder: str, settings: Mapping[str, Any]) -> dict[int, tokenizers.AddedToken]:
+def _added_tokens(there: TokenizerFolder) -> dict[int, tokenizers.AddedToken]:
     """Tokens beside those of `vocab.txt` by id, wherever transformers' version keeps them."""
-    path = files.join(folder, ADDED)
-    listed = files.read_json(path) if files.exists(path) else {}
+    listed = there.json(ADDED, dict[str, int])
     tokens = {number: tokenizers.AddedToken(content) for content, number in listed.items()}
-    for number, entry in dict(settings.get("added_tokens_decoder") or {}).items():
-        content = entry["content"]
+    for number, entry in (there.settings.get("added_tokens_decoder") or {}).items():
         flags = {name: bool(value) for name, value in entry.items() if name in FLAGS}
-        tokens[int(number)] = tokenizers.AddedToken(content, **flags)
+        tokens[_id_of(number, there)] = tokenizers.AddedToken(entry["content"], **flags)
     return tokens
+
+
+def _id_of(number: str, there: TokenizerFolder) -> int:
+    try:
+        return int(number)
+    except ValueError as error:
+        raise FormatError(
+            f"{there.path(SETTINGS)}: added_tokens_decoder: wanted tokens by their id, got "
+            f"{number!r}: correct it, or copy it again"
+        ) from error

@@ -16,6 +16,7 @@ from bert_core.model.config import (
     HeadConfig,
 )
 from bert_core.model.variants import VARIANTS
+from bert_core.typed import as_type
 
 Names = Mapping[str, str]
 """Our names → Hugging Face's: of modules (endings such as `.weight` and `.bias` are kept) or of
@@ -59,7 +60,12 @@ class Layout:
     defaults: EncoderConfig
     """Values of entries that `config.json` lacks."""
     required: Mapping[str, Any] = field(default_factory=dict)
-    """Required values of entries of `config.json`."""
+    """Required values of entries of `config.json`, whatever the head."""
+    required_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Suffix of a class → required values of entries that only it reads. Entries that a class does
+    not read, or that only its training reads, are in neither table."""
+    kinds: Mapping[str, Any] = field(default_factory=dict)
+    """Types of entries that `read` looks at and `keys` does not name."""
     absent: Mapping[str, Any] = field(default_factory=dict)
     """Values of those that `config.json` lacks, where they differ from `required`."""
     read: Callable[[dict[str, Any]], dict[str, Any]] = lambda entries: entries
@@ -263,8 +269,11 @@ def _modernbert_entries(entries: dict[str, Any]) -> dict[str, Any]:
     scaling = entries.get("rope_scaling") or {}
     if scaling.get("rope_type", scaling.get("type", "default")) != "default":
         raise ConfigError(f"rope_scaling = {scaling}: wanted none")
+    parameters: Any = dict[str, Any] | None
+    tables = as_type(parameters, entries.get("rope_parameters"), _FILE, key="rope_parameters") or {}
     for kind, name in ((_KINDS[True], "global_rope_theta"), (_KINDS[False], "local_rope_theta")):
-        angles = dict(entries.get("rope_parameters", {})).get(kind) or {}
+        key = f"rope_parameters.{kind}"
+        angles = as_type(parameters, tables.get(kind), _FILE, key=key) or {}
         if angles.get("rope_type", "default") != "default":
             raise ConfigError(f"rope_type = {angles['rope_type']!r}: wanted 'default'")
         if "rope_theta" in angles:
@@ -273,6 +282,7 @@ def _modernbert_entries(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 _KINDS = {True: "full_attention", False: "sliding_attention"}
+_FILE = "config.json"
 
 
 def _roberta_entries(entries: dict[str, Any]) -> dict[str, Any]:
@@ -301,6 +311,8 @@ def _deberta_entries(entries: dict[str, Any]) -> dict[str, Any]:
     entries["position_buckets"] = max(0, entries.get("position_buckets", -1))
     if entries.get("conv_kernel_size", 0) > 0:
         entries.setdefault("conv_act", "tanh")
+        if (groups := entries.get("conv_groups", 1)) != 1:
+            raise ConfigError(f"conv_groups = {groups!r}: wanted 1, as in the published DebertaV2")
     else:
         entries = {key: value for key, value in entries.items() if not key.startswith("conv_")}
     return entries
@@ -324,6 +336,8 @@ _DEBERTA_ALIASES = {
     "lm_predictions.lm_head.LayerNorm": "cls.predictions.transform.LayerNorm",
     "lm_predictions.lm_head.bias": "cls.predictions.bias",
 }
+
+_MODERNBERT_HEAD = {"classifier_activation": "gelu", "classifier_bias": False}
 
 # ModernBERT-base, except for pooling.
 _MODERNBERT = VARIANTS["modernbert-base"].config
@@ -401,7 +415,13 @@ LAYOUTS: dict[str, Layout] = {
         keys=_BERT_KEYS | {"embeddings.size": "embedding_size"},
         filled={"embedding_size": "hidden_size"},
         read=_electra_entries,
-        required={"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
+        required_of={
+            "ForMultipleChoice": {
+                "summary_type": "first",
+                "summary_use_proj": True,
+                "summary_activation": "gelu",
+            }
+        },
         defaults=EncoderConfig(  # ELECTRA-small
             family="electra",
             hidden_size=256,
@@ -592,14 +612,15 @@ LAYOUTS: dict[str, Layout] = {
         },
         required={
             "hidden_activation": "gelu",
-            "classifier_activation": "gelu",
-            "mlp_dropout": 0.0,
             "attention_bias": False,
             "mlp_bias": False,
             "norm_bias": False,
-            "classifier_bias": False,
-            "decoder_bias": True,
         },
+        required_of={
+            **dict.fromkeys(_modernbert_heads().keys() - {"Model"}, _MODERNBERT_HEAD),
+            "ForMaskedLM": _MODERNBERT_HEAD | {"decoder_bias": True},
+        },
+        kinds={"layer_types": list[str], "rope_scaling": dict[str, Any]},
         read=_modernbert_entries,
         token_ids=_ENDS | {"cls_token_id": "cls", "sep_token_id": "sep"},
         defaults=_MODERNBERT,

@@ -8,7 +8,8 @@ key and value (DeBERTa v1 joins them head by head), and its files omit the decod
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from bert_core.errors import ConfigError, FormatError
 from bert_core.model.config import ConvolutionConfig, EncoderConfig
 from bert_core.model.families import ARCHITECTURES, LAYOUTS, Layout, Names
+from bert_core.typed import as_type
 
 
 def architecture(config: EncoderConfig, objectives: frozenset[str]) -> str:
@@ -133,7 +135,8 @@ def encoder_config_to_huggingface(config: EncoderConfig) -> dict[str, Any]:
         if flat.get(path) is not None and not key.startswith("_")
     }
     filled = {key: entries[other] for key, other in layout.filled.items()}
-    return {"model_type": config.family, **layout.required, **filled, **entries}
+    required = {**layout.required, **_required_of(layout)}
+    return {"model_type": config.family, **required, **filled, **entries}
 
 
 def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig:
@@ -149,12 +152,16 @@ def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig
             f"model_type = {family!r}: wanted one of the families {', '.join(LAYOUTS)}"
         )
     layout = LAYOUTS[family]
-    for name, required in (_REQUIRED | dict(layout.required)).items():
+    of_head = _required_of(layout, class_name(entries).removeprefix(layout.title))
+    for name, required in {**_REQUIRED, **layout.required, **of_head}.items():
         value = entries.get(name, layout.absent.get(name, required))
         if _plain(value) != _plain(required):
             raise FormatError(
                 f"{name} = {value!r}: wanted {required!r}, as in the published {layout.title}"
             )
+    for name, hint in {**_kinds(layout), **layout.kinds}.items():
+        if name in entries:
+            as_type(hint, entries[name], "config.json", key=name)
     try:
         ours = layout.read(dict(entries))
         known = {path: ours[key] for path, key in layout.keys.items() if ours.get(key) is not None}
@@ -164,6 +171,16 @@ def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig
         return _changed(layout.defaults, known)
     except (ConfigError, TypeError, ValueError) as error:
         raise FormatError(f"config.json does not describe a {layout.title}: {error}") from error
+
+
+def class_name(entries: Mapping[str, Any]) -> str:
+    """The transformers class that a `config.json` names; empty if it names none.
+
+    Raises: FormatError if it is not named in a list.
+    """
+    listed = entries.get("architectures")
+    names: list[str] | None = as_type(list[str] | None, listed, "config.json", key="architectures")
+    return (names or [""])[0]
 
 
 _QKV = re.compile(r"^encoder\.layers\.\d+\.attention\.qkv\.(weight|bias)$")
@@ -186,6 +203,40 @@ _REQUIRED = {
 }
 # Hugging Face has three names for the tanh approximation and two for the exact GELU.
 _ACTIVATIONS = {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+
+
+def _required_of(layout: Layout, ending: str = "") -> dict[str, Any]:
+    """Required values of the entries that a class reads; of all that any reads, if it is none of
+    the family's."""
+    classes = [ending] if ending in layout.heads else layout.required_of
+    return {
+        name: value for each in classes for name, value in layout.required_of.get(each, {}).items()
+    }
+
+
+@cache
+def _kinds_of(config: type, more: tuple[type, ...]) -> dict[str, Any]:
+    """Dotted field → its type, without range or choices, for a config whose parts are of these
+    types or of those that it declares."""
+    kinds: dict[str, Any] = {}
+    for name, hint in get_type_hints(config).items():
+        kind = next((each for each in get_args(hint) or (hint,)), hint)
+        kind = next(
+            (each for each in more if isinstance(kind, type) and issubclass(each, kind)), kind
+        )
+        if is_dataclass(kind):
+            inner = _kinds_of(kind, more)
+            kinds |= {f"{name}.{below}": each for below, each in inner.items()}
+        else:
+            kinds[name] = str if get_origin(hint) is Literal else hint
+    return kinds
+
+
+def _kinds(layout: Layout) -> dict[str, Any]:
+    """Entries of `config.json` that `keys` names → their types."""
+    parts = tuple(type(part) for part in vars(layout.defaults).values() if is_dataclass(part))
+    kinds = _kinds_of(EncoderConfig, parts)
+    return {key: kinds[path] for path, key in layout.keys.items() if not key.startswith("_")}
 
 
 def _objectives(names: Iterable[str]) -> frozenset[str]:
@@ -286,10 +337,10 @@ def _by_kind(weight: Tensor, heads: int) -> Tensor:
 
 
 def _plain(value: Any) -> Any:
-    """Lists and `a|b` strings as sets, to ignore order."""
+    """Lists and `a|b` strings as sets of text, to ignore order."""
     if isinstance(value, str) and "|" in value:
         return {part.strip() for part in value.split("|")}
-    return set(value) if isinstance(value, list | tuple) else value
+    return set(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def _flat(config: Any, path: str = "") -> dict[str, Any]:

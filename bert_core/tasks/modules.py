@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from bert_core.data.tokenizer import limit_in
 from bert_core.errors import FormatError
+from bert_core.typed import as_type
 
 MODULES = "modules.json"
 SETTINGS = "sentence_bert_config.json"
@@ -108,8 +109,10 @@ def prompts_of(about: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         about: entries of `ABOUT`.
     """
-    prompts = {name: text or "" for name, text in (about.get("prompts") or {}).items()}
-    usual = about.get("default_prompt_name")
+    named, chosen = about.get("prompts"), about.get("default_prompt_name")
+    listed = as_type(dict[str, str | None] | None, named, ABOUT, key="prompts") or {}
+    prompts = {name: text or "" for name, text in listed.items()}
+    usual = as_type(str | None, chosen, ABOUT, key="default_prompt_name")
     if not prompts.get(usual):  # an empty text only serves to leave a default one out
         usual, prompts = None, {name: text for name, text in prompts.items() if text}
     return {"prompts": prompts, "default_prompt": usual}

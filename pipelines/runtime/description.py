@@ -137,7 +137,9 @@ def digests_of(manifest: Manifest) -> frozenset[str]:
     known = {manifest.digest, *(each.sha256 for each in manifest.outputs.values())}
     if manifest.stage == "vocab":
         known.add(str(manifest.counts.get("tokenizer_digest")))
-    if bundle := manifest.files_in(BUNDLE):
+    if manifest.bundle:
+        known.add(manifest.bundle)
+    elif bundle := manifest.files_in(BUNDLE):  # before version 2
         known.add(digest_of({name: sha for name, sha in bundle.items() if name != BUNDLE_RECORD}))
     return frozenset(known)
 

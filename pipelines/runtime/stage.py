@@ -12,12 +12,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bert_core import files
+from bert_core.bundle.layout import RECORD as BUNDLE_RECORD
 from bert_core.checks import NonNegativeInt, PositiveInt, check_fields
 from bert_core.errors import ConfigError, CorpusError, FormatError, InputError, RaybertError
 from bert_core.manifest import (
@@ -25,6 +26,7 @@ from bert_core.manifest import (
     NAME,
     Manifest,
     Output,
+    entries_of,
     is_complete,
     read_manifest,
     stage_digest,
@@ -323,6 +325,7 @@ def run_stage(
             inputs=digests,
             hub={item.name: item.source for item in inputs if item.asked},
             outputs=stage_result.outputs,
+            bundle=_bundle_digest(config.output, stage_result.outputs),
             counts={**stage_result.counts, "seconds": round(time.time() - began, 3)},
             code_version=code_version(),
         )
@@ -335,7 +338,7 @@ def run_stage(
                 recorder.artifact(path)
             # With these, a report needs no folder.
             recorder.json_artifact(STARTED, files.read_json(files.join(config.output, STARTED)))
-            recorder.json_artifact(NAME, asdict(manifest))
+            recorder.json_artifact(NAME, entries_of(manifest))
             held.check()
             # From here on the output is complete: if killed now, the next start only ends the run.
             write_manifest(config.output, manifest)
@@ -550,6 +553,11 @@ def local_outputs(config: StageConfig, paths: Sequence[Path]) -> dict[str, Outpu
             files.write_bytes(target, path.read_bytes())
         outputs[name] = Output.of(target)
     return outputs
+
+
+def _bundle_digest(output: str, outputs: Mapping[str, Output]) -> str:
+    record = files.join(BUNDLE, BUNDLE_RECORD)
+    return files.read_json(files.join(output, record))["digest"] if record in outputs else ""
 
 
 def bundle_outputs(config: StageConfig) -> dict[str, Output]:

@@ -230,7 +230,10 @@ def test_the_config_of_every_variant_goes_there_and_back(name: str) -> None:
             {"model_type": "modernbert", "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
             "rope_scaling = .*yarn.*: wanted none",
         ),
-        ({"model_type": "modernbert", "rope_parameters": "yarn"}, "does not describe a ModernBert"),
+        (
+            {"model_type": "modernbert", "rope_parameters": "yarn"},
+            "rope_parameters: wanted an object or null, got text",
+        ),
         (
             {
                 "model_type": "modernbert",

@@ -180,7 +180,7 @@ def test_sentence_transformers_loads_a_bundle_and_what_is_written_for_it_is_read
     assert load_bundle(path).task is None, "another pooling is not ours"
     assert load_bundle(path).digest != digest
     (path / "modules.json").write_text("{}")
-    with pytest.raises(FormatError, match=r"modules\.json: wanted a JSON list, got dict"):
+    with pytest.raises(FormatError, match=r"modules\.json: wanted a list, got an object"):
         load_bundle(path)
 
 

@@ -1,0 +1,147 @@
+"""Values of JSON files against a declared type: a dataclass, or lists, objects and scalars.
+
+One reader for every file that a person or a stranger may have written, so that a value of another
+kind is refused by its file and key. What the values mean is left to others.
+"""
+
+import json
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from bert_core.checks import Range
+from bert_core.errors import FormatError
+from bert_core.wording import one_of, shown
+
+_KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
+_KINDS |= {types.NoneType: "null", list: "a list", tuple: "a list", dict: "an object"}
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    """One JSON value. Raises: FormatError."""
+    try:
+        return json.loads(data)
+    # Nested too deeply, or no JSON, or not in UTF-8, or a number of thousands of digits.
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            f"{where}: wanted JSON, it cannot be read ({error}): copy it again"
+        ) from error
+
+
+def as_type(hint: Any, value: Any, where: str, *, key: str = "", closed: bool = False) -> Any:
+    """The value as an instance of the type that a hint declares.
+
+    Objects become dataclasses, and lists tuples, where the hint says so; whole numbers become
+    floats. Entries of an object that its dataclass lacks are ignored.
+
+    Args:
+        where: the file, for messages.
+        key: where in the file the value is.
+        closed: refuse entries that a dataclass lacks.
+    Raises: FormatError naming the file, the key, what was wanted and what came.
+    """
+    kinds = _alternatives(hint)
+    kind = next((kind for kind in kinds if _fits(value, kind)), None)
+    if kind is None:
+        wanted = " or ".join(dict.fromkeys(map(_named, kinds)))
+        raise _refused(where, key, wanted, shown(value))
+    if kind is Any:
+        return value
+    if get_origin(kind) is Annotated:
+        base, *notes = get_args(kind)
+        ours = as_type(base, value, where, key=key)
+        for allowed in notes:
+            if isinstance(allowed, Range) and ours not in allowed:
+                raise _refused(where, key, str(allowed), shown(value))
+        return ours
+    if kind is float:
+        try:
+            return float(value)
+        except OverflowError:
+            raise _refused(where, key, "a number", "one that is too large") from None
+    if isinstance(value, list):
+        item = (*get_args(kind), Any)[0]
+        items = (as_type(item, each, where, key=f"{key}[{n}]") for n, each in enumerate(value))
+        return (get_origin(kind) or list)(items)
+    if not isinstance(value, dict):
+        return value
+    inside = f"{key}." if key else ""
+    if is_dataclass(kind):
+        return _object(kind, value, where, key, closed=closed)
+    item = (*get_args(kind), Any, Any)[1]
+    return {name: as_type(item, each, where, key=inside + name) for name, each in value.items()}
+
+
+def _object(kind: Any, value: Mapping[str, Any], where: str, key: str, *, closed: bool) -> Any:
+    hints, needed = _fields_of(kind)
+    inside = f"{key}." if key else ""
+    for name in needed:
+        if name not in value:
+            raise _refused(where, inside + name, _wanted(hints[name]), "none")
+    for name in value.keys() - hints.keys() if closed else ():
+        raise _refused(where, key, f"some of {', '.join(hints)}", shown(name))
+    values = {
+        name: as_type(hint, value[name], where, key=inside + name)
+        for name, hint in hints.items()
+        if name in value
+    }
+    try:
+        return kind(**values)
+    except ValueError as error:  # of the class's own checks
+        raise FormatError(f"{where}: {inside}{error}") from error
+
+
+def _refused(where: str, key: str, wanted: str, got: str) -> FormatError:
+    place = f"{key}: " if key else ""
+    return FormatError(f"{where}: {place}wanted {wanted}, got {got}: correct it, or copy it again")
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The types of a dataclass's fields, and the names of those without a default."""
+    hints = get_type_hints(kind, include_extras=True)
+    needed = tuple(
+        field.name
+        for field in fields(kind)
+        if field.default is MISSING and field.default_factory is MISSING
+    )
+    return {field.name: hints[field.name] for field in fields(kind)}, needed
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a kind, whatever is inside it."""
+    origin = get_origin(kind)
+    if kind is Any:
+        return True
+    if origin is Annotated:
+        return any(_fits(value, each) for each in _alternatives(get_args(kind)[0]))
+    if origin is Literal:
+        return isinstance(value, str | int | None) and value in get_args(kind)
+    if is_dataclass(kind) or (origin or kind) in (dict, Mapping):
+        return isinstance(value, dict)
+    if (origin or kind) in (list, tuple):
+        return isinstance(value, list)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _wanted(hint: Any) -> str:
+    return " or ".join(dict.fromkeys(map(_named, _alternatives(hint))))
+
+
+def _named(kind: Any) -> str:
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _wanted(get_args(kind)[0])
+    if origin is Literal:
+        return str(one_of(get_args(kind)))
+    if is_dataclass(kind):
+        return _KINDS[dict]
+    return _KINDS.get(origin or kind, "a value")
