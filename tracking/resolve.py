@@ -31,10 +31,9 @@ from tracking import hub
 from tracking.cache import cache_folder, local_cache
 from tracking.folders import FetchedFolder
 from tracking.registry import DIGEST_TAG, PATH_TAG
-from tracking.server import connect, tracking_uri
+from tracking.server import connect, tracking_uri, without_password
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
@@ -123,7 +122,7 @@ def registered_version(reference: str, *, uri: str | None = None) -> str | None:
     parts = _REGISTERED.fullmatch(reference)
     if parts is None:
         return None
-    found = _find_version(connect(tracking_uri(uri)), reference, **parts.groupdict())
+    found = _find_version(tracking_uri(uri), reference, **parts.groupdict())
     return str(found.version)
 
 
@@ -242,7 +241,7 @@ def _resolve_registered(reference: str, uri: str, cache: Cache) -> Path:
             "models:/docstrings@champion"
         )
     client = connect(uri)
-    version = _find_version(client, reference, **parts.groupdict())
+    version = _find_version(uri, reference, **parts.groupdict())
     if not (digest := version.tags.get(DIGEST_TAG)):
         raise FormatError(
             f"{reference}: version {version.version} has no bundle, it was not registered by "
@@ -252,19 +251,24 @@ def _resolve_registered(reference: str, uri: str, cache: Cache) -> Path:
     source = files.join(stored, version.tags[PATH_TAG])
     # A registry in a SQLite file keeps bundles on this disk: no copy is needed.
     local = files.local_path(source) if source.startswith(("/", "file:")) else None
-    folder = local or cached(
+
+    def verify(folder: Path) -> None:
+        if (actual := _verify(folder)) != digest:
+            raise FormatError(
+                f"{reference}: wanted the bundle with digest {digest[:12]} that was registered, "
+                f"{folder} has {actual[:12]}: publish the bundle again"
+            )
+
+    if local is not None:
+        verify(local)
+        return local
+    folder = cached(
         cache,
         digest,
         lambda: stored_bytes(source, uri),
         lambda arriving: download(source, uri, arriving),
+        verify,
     )
-    if (actual := _verify(folder)) != digest:
-        raise FormatError(
-            f"{reference}: wanted the bundle with digest {digest[:12]} that was registered, "
-            f"{folder} has {actual[:12]}: publish the bundle again"
-        )
-    if local is not None:
-        return local
     pinned = at_version(reference, str(version.version))
     return FetchedFolder.of(folder, partial(resolve, pinned, uri=uri))
 
@@ -307,10 +311,11 @@ def _size_bytes(stored: "ArtifactRepository", path: str | None = None) -> int:
 
 
 def _find_version(
-    client: "MlflowClient", reference: str, name: str, alias: str | None, version: str | None
+    uri: str, reference: str, name: str, alias: str | None, version: str | None
 ) -> "ModelVersion":
     from mlflow.exceptions import MlflowException
 
+    client, store = connect(uri), without_password(uri)
     try:
         model = client.get_registered_model(name)
     except MlflowException as error:
@@ -318,12 +323,14 @@ def _find_version(
             raise
         names = sorted(model.name for model in client.search_registered_models())
         raise ConfigError(
-            f"{reference}: no model {name!r} is registered, there are: {_listed(names)}"
+            f"{reference}: no model {name!r} is registered in {store}, there are: "
+            f"{_listed(names)}: give one of them, or the store that has it (MLFLOW_TRACKING_URI, "
+            "or --tracking_uri)"
         ) from None
     if alias is not None:
         if alias not in model.aliases:
             raise ConfigError(
-                f"{reference}: model {name} has no alias {alias!r}, it has: "
+                f"{reference}: model {name} in {store} has no alias {alias!r}, it has: "
                 f"{_listed(sorted(model.aliases))}"
             )
         version = str(model.aliases[alias])
@@ -333,7 +340,7 @@ def _find_version(
     }
     if version not in versions:
         raise ConfigError(
-            f"{reference}: model {name} has no version {version}, it has: "
+            f"{reference}: model {name} in {store} has no version {version}, it has: "
             f"{_listed(sorted(versions, key=int))}"
         )
     return versions[version]
@@ -348,12 +355,14 @@ def cached(
     key: str | None,
     size_bytes: Callable[[], int],
     fetch: Callable[[Path], object],
+    verify: Callable[[Path], object] = _verify,
 ) -> Path:
     """The bundle `key` of the cache, fetched if missing or damaged; None always fetches.
 
     Args:
         size_bytes: the size of what is fetched.
         fetch: writes it to the folder that it is given.
+        verify: raises FormatError if a folder does not hold the bundle.
     Raises: as `Cache.open` does.
     """
     if key is None:
@@ -361,10 +370,10 @@ def cached(
     name = f"{BUNDLES}/{key}"
     if (entry := cache.find(name)) is not None:
         try:
-            _verify(entry.path)
+            verify(entry.path)
             return _held(entry)
         except FormatError:
             cache.drop(entry)  # the original may be intact
     entry = cache.open(name, size_bytes(), fetch)
-    _verify(entry.path)
+    verify(entry.path)
     return _held(entry)

@@ -1,4 +1,6 @@
+import json
 import os
+import shutil
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -184,3 +186,22 @@ def test_an_artifact_store_that_takes_nothing_is_named(
     assert champion(name, uri=store) is None
     (tmp_path / "mlartifacts").unlink()
     assert publish_at(store, name, bundles[0]).is_champion
+
+
+def test_mended_labels_are_a_new_version_which_answers_with_them(
+    tmp_path: Path, store: str, name: str, bundles: list[Path]
+) -> None:
+    from bert_core.bundle.format import load_bundle
+    from bert_core.bundle.record import renew
+
+    mended = shutil.copytree(bundles[0], tmp_path / "mended")
+    record = json.loads((mended / "raybert.json").read_text())
+    record["labels"].reverse()
+    (mended / "raybert.json").write_text(json.dumps(record))
+    renew(mended)
+    first, second = (publish_at(store, name, folder, force=True) for folder in (bundles[0], mended))
+    assert (second.version.version, second.is_new, second.is_champion) == ("2", True, True)
+    assert first.version.digest != second.version.digest
+    tasks = [load_bundle(resolve(f"models:/{name}/{number}", uri=store)).task for number in (1, 2)]
+    assert [task.labels for task in tasks if task is not None] == [["ham", "spam"], ["spam", "ham"]]
+    assert not publish_at(store, name, mended).is_new

@@ -125,9 +125,18 @@ def test_a_registered_bundle_is_found_whatever_its_folder_was_called(
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("models:/nobody@champion", "no model 'nobody' is registered, there are: .*resolved"),
-        (f"models:/{NAME}@best", "model resolved has no alias 'best', it has: champion"),
-        (f"models:/{NAME}/9", "model resolved has no version 9, it has: 1, 2"),
+        (
+            "models:/nobody@champion",
+            "no model 'nobody' is registered in sqlite:.*/mlflow.db, there are: .*resolved",
+        ),
+        (
+            f"models:/{NAME}@best",
+            "model resolved in sqlite:.*/mlflow.db has no alias 'best', it has: champion",
+        ),
+        (
+            f"models:/{NAME}/9",
+            "model resolved in sqlite:.*/mlflow.db has no version 9, it has: 1, 2",
+        ),
         (f"models:/{NAME}", "wanted models:/<name>@<alias> or models:/<name>/<version>"),
         ("runs/a/nothing", "runs/a/nothing: wanted the folder of a bundle, got nothing there"),
         (
