@@ -13,13 +13,14 @@ import torch
 
 from bert_core.batches import longest_row
 from bert_core.bundle.format import Bundle, load_bundle
-from bert_core.bundle.layout import WEIGHTS, Execution
+from bert_core.bundle.layout import CONFIG, RECORD, WEIGHTS, Execution
 from bert_core.bundle.weights import build_model
 from bert_core.choice import AUTO, possible_executions, seconds_per_token
 from bert_core.data.windows import Window
 from bert_core.determinism import fix_products
 from bert_core.engines.catalog import ENGINES
 from bert_core.errors import ConfigError, FormatError, InputError, ResourceError
+from bert_core.manifest import folder_with
 from bert_core.model.attention import packing
 from bert_core.model.layers import without_values
 from bert_core.objectives.base import ObjectiveModel
@@ -52,7 +53,9 @@ class Predictor:
         """Load the bundle.
 
         Args:
-            folder: the bundle's folder, or a bundle already read, which several heads can share.
+            folder: the bundle's folder, the output of a stage that made one, or a bundle already
+                read, which several heads can share. `tracking.resolve.resolve` finds the folder of
+                models elsewhere.
             task: name in `TASKS` of a task that shares the head of the bundle's own, whose head
                 pretraining has trained, or that needs none; None takes the bundle's own task, or
                 `fill-mask` if it was only pretrained.
@@ -72,6 +75,9 @@ class Predictor:
             if the options are invalid, or a graph is to run on a GPU; ResourceError if a package
             that it needs is not installed.
         """
+        if not isinstance(folder, Bundle):
+            # The output of a stage stands for its bundle, as in every command.
+            folder = folder_with(str(folder), CONFIG, RECORD) or folder
         bundle = folder if isinstance(folder, Bundle) else load_bundle(folder)
         where = bundle.digest[:12] if isinstance(folder, Bundle) else folder
         if threads is not None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -71,6 +72,14 @@ class _Token:
     content: str
 
 
+# Entries that name a special token, the last of them first.
+_ENTRIES = {
+    PAD: ("pad_token",),
+    UNK: ("unk_token",),
+    CLS: ("bos_token", "cls_token"),
+    SEP: ("eos_token", "sep_token"),
+    MASK: ("mask_token",),
+}
 # Types of the entries that are read of the files beside a vocabulary.
 _NAMED = str | _Token | None
 _MORE = list[str | _Token] | dict[str, str | _Token] | None
@@ -102,13 +111,20 @@ class Tokenizer:
     longest: int | None = None
     """Tokens at which transformers cuts texts, special ones included; None if no file says so."""
 
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+    def __init__(
+        self, inner: tokenizers.Tokenizer, special: Mapping[str, str] | None = None
+    ) -> None:
+        """
+        Args:
+            special: BERT's names of the special tokens → those that the files beside it state.
+        """
+        stated = {**(special or {}), **_stated_in(inner)}
         # Truncation and padding are arguments here, never state loaded from a file.
         inner.no_truncation()
         inner.no_padding()
         self.inner = inner
         ids = inner.get_vocab(with_added_tokens=True)
-        self._special = _special_tokens(ids, _flagged(inner))
+        self._special = _special_tokens(ids, stated, _flagged(inner))
         if max(ids.values()) >= len(ids):
             raise FormatError(
                 f"tokenizer: wanted ids without a gap, {len(ids):,} tokens have ids up to "
@@ -124,11 +140,14 @@ class Tokenizer:
         lowercase: bool,
         strip_accents: bool | None = None,
         chinese_characters: bool = True,
+        special: Mapping[str, str] | None = None,
     ) -> "Tokenizer":
         """BERT's WordPiece over `vocabulary`, whose order gives the ids; or MPNet's, with RoBERTa's
         special tokens and pairs, if the vocabulary has RoBERTa's names too.
 
         Args:
+            special: BERT's names of the special tokens → those of this vocabulary, where they are
+                others.
             strip_accents: None strips them if text is lower-cased.
             chinese_characters: whether each is a separate word.
 
@@ -136,12 +155,12 @@ class Tokenizer:
         """
         ids = {token: index for index, token in enumerate(vocabulary)}
         others = {OTHER_NAMES[token] for token in (PAD, CLS, SEP, MASK)}
-        special = _special_tokens(ids, others if others <= ids.keys() else ())
+        special = _special_tokens(ids, special or {}, others if others <= ids.keys() else ())
         if len(ids) < len(vocabulary):
             twice = next(token for index, token in enumerate(vocabulary) if ids[token] != index)
             raise FormatError(
                 f"tokenizer: wanted every token of the vocabulary once, {twice!r} occurs twice: "
-                "remove the later one"
+                "give each a name of its own"
             )
         inner = tokenizers.Tokenizer(
             models.WordPiece(
@@ -154,11 +173,11 @@ class Tokenizer:
         inner.normalizer = bert_normalizer(lowercase, strip_accents, chinese_characters)
         inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         inner.decoder = decoders.WordPiece(prefix=CONTINUATION)
-        if special[CLS] != CLS:
+        if special[CLS] == OTHER_NAMES[CLS]:
             cls_, sep = ((special[name], ids[special[name]]) for name in (CLS, SEP))
             inner.post_processor = processors.RobertaProcessing(sep, cls_, add_prefix_space=False)
         inner.add_special_tokens(list(special.values()))
-        return cls(inner)
+        return cls(inner, special)
 
     @classmethod
     def from_merges(
@@ -212,7 +231,7 @@ class Tokenizer:
             try:
                 inner = tokenizers.Tokenizer.from_buffer(there.read(TOKENIZER))
                 _override(inner, settings)
-                whole = cls(inner)
+                whole = cls(inner, there.special_tokens)
                 known = {token.content for token in inner.get_added_tokens_decoder().values()}
                 listed = _added_tokens(there).items()
                 whole._add({n: one for n, one in listed if one.content not in known}, path)
@@ -228,7 +247,7 @@ class Tokenizer:
                 ) from error
         if there.has(VOCABULARY):
             path = there.path(VOCABULARY)
-            tokens = _lines(there.read(VOCABULARY), path)
+            tokens = _each_once(_lines(there.read(VOCABULARY), path))
             _check_is_of_bert(path, settings)
             _check_reachable(path, tokens)
             whole = cls.from_vocabulary(
@@ -236,6 +255,7 @@ class Tokenizer:
                 lowercase=bool(settings.get("do_lower_case", True)),
                 strip_accents=settings.get("strip_accents"),
                 chinese_characters=bool(settings.get("tokenize_chinese_chars", True)),
+                special=there.special_tokens,
             )
             whole._add(_added_tokens(there), path)
             whole._mark_special(_additional_tokens(there))
@@ -332,7 +352,7 @@ class Tokenizer:
         if not segments:
             settings["model_input_names"] = ["input_ids", "attention_mask"]
         normalizer = self.inner.normalizer
-        of_bert = self.kind == "wordpiece" and self._special[CLS] == CLS
+        of_bert = self.kind == "wordpiece" and self._special[CLS] != OTHER_NAMES[CLS]
         if of_bert and isinstance(normalizer, normalizers.BertNormalizer):
             settings |= {
                 "tokenizer_class": "BertTokenizer",
@@ -617,6 +637,18 @@ class TokenizerFolder:
         return entries
 
     @cached_property
+    def special_tokens(self) -> dict[str, str]:
+        """BERT's names of the special tokens → those that the files beside the vocabulary state."""
+        stated = {
+            role: entries[name]
+            for entries in (self.special, self.settings)
+            for role, names in _ENTRIES.items()
+            for name in names
+            if entries.get(name)
+        }
+        return {role: _content(token) for role, token in stated.items()}
+
+    @cached_property
     def special(self) -> dict[str, Any]:
         """What `special_tokens_map.json` says."""
         entries: dict[str, Any] = self.json(SPECIAL, dict[str, Any])
@@ -631,25 +663,44 @@ def _flagged(inner: tokenizers.Tokenizer) -> set[str]:
     return names | {getattr(inner.model, "unk_token", None) or ""}
 
 
-def _special_tokens(
-    vocabulary: Mapping[str, int], preferred: Collection[str] = ()
-) -> dict[str, str]:
-    """BERT's name → the name in this vocabulary, for the five special tokens; of two names in it
-    that which is `preferred`, or BERT's.
+def _stated_in(inner: tokenizers.Tokenizer) -> dict[str, str]:
+    """BERT's names of the special tokens → those by which a tokenizer surrounds a text, and pads
+    rows."""
+    bare, whole = (inner.encode("", add_special_tokens=special).tokens for special in (False, True))
+    stated = {CLS: whole[0], SEP: whole[-1]} if len(whole) == len(bare) + 2 else {}
+    return stated | ({PAD: inner.padding["pad_token"]} if inner.padding else {})
 
-    Raises: FormatError if the vocabulary has neither name of one of them.
+
+def _special_tokens(
+    vocabulary: Mapping[str, int],
+    stated: Mapping[str, str] = MappingProxyType({}),
+    preferred: Collection[str] = (),
+) -> dict[str, str]:
+    """BERT's name → the name in this vocabulary, for the five special tokens: the stated one, or
+    else BERT's or RoBERTa's; of these two that which is `preferred`, or BERT's.
+
+    Raises: FormatError if the vocabulary has no such name of one of them, or one for two of them.
     """
     named: dict[str, str | None] = {}
     for token in SPECIAL_TOKENS:
         names = [name for name in (token, OTHER_NAMES[token]) if name in vocabulary]
-        named[token] = min(names, key=lambda name: name not in preferred, default=None)
+        usual = min(names, key=lambda name: name not in preferred, default=None)
+        named[token] = stated[token] if stated.get(token) in vocabulary else usual
     missing = [token for token, name in named.items() if name is None]
     if missing:
         raise FormatError(
             f"tokenizer: wanted the special tokens {', '.join(SPECIAL_TOKENS)} (or "
             f"{', '.join(OTHER_NAMES.values())}), {', '.join(missing)} is not in the vocabulary: "
-            "train it with `raybert vocab`, or give the folder of an encoder's tokenizer"
+            "train it with `raybert vocab`, or give the folder of an encoder's tokenizer, with "
+            f"other names in its {SETTINGS}"
         )
+    for around in (CLS, SEP):
+        shared = [token for token in named if named[token] == named[around]]
+        if len(shared) > 1:
+            raise FormatError(
+                f"tokenizer: wanted another token for each of {' and '.join(shared)}, got "
+                f"{named[around]!r}: correct the names in {SETTINGS}, or use another model"
+            )
     return {token: name for token, name in named.items() if name is not None}
 
 
@@ -663,6 +714,16 @@ def _lines(data: bytes, path: str) -> list[str]:
             "again"
         ) from error
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+
+
+def _each_once(tokens: Sequence[str]) -> list[str]:
+    """The lines of a `vocab.txt`, in which a token may occur twice: as in transformers its last
+    line counts, and no id moves. Those before it get names that no text can contain."""
+    last = {token: index for index, token in enumerate(tokens)}
+    return [
+        token if last[token] == index else f"{token} (line {index + 1})"
+        for index, token in enumerate(tokens)
+    ]
 
 
 def _check_reachable(path: str, tokens: Sequence[str]) -> None:

@@ -220,8 +220,8 @@ class _Masks:
 
 
 def _with_masks_of(tokenizer: Tokenizer, text: str) -> str:
-    """The text with the vocabulary's own mark. All marks are six characters long, so characters
-    keep their places."""
+    """The text with the vocabulary's own mark. The usual marks are six characters long, so that
+    characters keep their places."""
     for name in (MASK, OTHER_NAMES[MASK]):
         text = text.replace(name, tokenizer.mask_token)
     return text
