@@ -301,7 +301,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     assert checkpoint is not None  # the last step wrote one
     steps, records = checkpoint.step, dict(read_points(checkpoint))
     fresh, trained = (names.measured_on(HELD_OUT, records[step]) for step in (0, steps))
-    counts = {
+    counts: dict[str, Any] = {
         **{names.before(name): value for name, value in fresh.items()},
         **{names.after(name): value for name, value in trained.items()},
         **_unigram(shards),

@@ -25,6 +25,7 @@ from pipelines.runtime.stage import (
     local_outputs,
     run_stage,
 )
+from tracking.registry import check_name
 from tracking.runs import DatasetInput
 from tracking.server import connect, tracking_uri, without_password
 from tracking.upload import check_id, check_token, upload
@@ -59,6 +60,7 @@ class PublishConfig(StageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_name(self.name)
         if self.hub is not None:
             check_id(self.hub)
         elif self.hub_private:

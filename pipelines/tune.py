@@ -35,6 +35,7 @@ from pipelines.training.labelled_sets import inputs_of, read_sets
 from pipelines.training.selection import Measurement
 from pipelines.training.sweep import SweepConfig
 from tracking.hub import PREFIX
+from tracking.registry import check_name
 from tracking.server import tracking_uri
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class TuneConfig(LabelledTrainingConfig):
                 "usd_per_hour, usd_per_node_hour: wanted none for a sweep, whose trials share the "
                 "cluster: give a price to a run that has it to itself"
             )
+        if self.name is not None:
+            check_name(self.name)
         if self.name is not None and self.held_out is None:
             raise ConfigError(
                 f"name: wanted held_out too, whose rows decide whether {self.name} is the "

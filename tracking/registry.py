@@ -22,7 +22,7 @@ from bert_core.checks import base_type
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.metrics.bootstrap import Verdict
 from bert_core.wording import error_in_one_line
-from tracking.server import as_default, connect, experiment_id
+from tracking.server import as_default, experiment_id
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -89,9 +89,19 @@ class Publication:
     """A sentence for the user."""
 
 
+def check_name(name: str) -> None:
+    """Raises: ConfigError if a model cannot be registered under this name."""
+    if _FORBIDDEN_IN_NAMES.search(name) or not name.strip():
+        raise ConfigError(
+            f"name: wanted one without / : @ . % and quotes, such as docstrings-library, "
+            f"got {name!r}"
+        )
+
+
 def champion(name: str, *, uri: str) -> Version | None:
     """The version that the alias points to; None if the model or alias does not exist yet."""
-    return _champion(connect(uri), name)
+    with as_default(uri) as client:
+        return _champion(client, name)
 
 
 def publish(
@@ -126,11 +136,7 @@ def publish(
     Raises: ConfigError for an invalid name; FormatError if the bundle is damaged or has no
         task; ResourceError if MLflow does not answer, or its artifact store takes nothing.
     """
-    if _FORBIDDEN_IN_NAMES.search(name) or not name.strip():
-        raise ConfigError(
-            f"name: wanted one without / : @ . % and quotes, such as docstrings-library, "
-            f"got {name!r}"
-        )
+    check_name(name)
     bundle = Path(bundle).absolute()
     with as_default(uri) as client:
         # Imported late because it imports torch.

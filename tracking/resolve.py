@@ -31,7 +31,7 @@ from tracking import hub
 from tracking.cache import cache_folder, local_cache
 from tracking.folders import FetchedFolder
 from tracking.registry import DIGEST_TAG, PATH_TAG
-from tracking.server import connect, tracking_uri, without_password
+from tracking.server import connect, refusals_told, tracking_uri, without_password
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -122,7 +122,9 @@ def registered_version(reference: str, *, uri: str | None = None) -> str | None:
     parts = _REGISTERED.fullmatch(reference)
     if parts is None:
         return None
-    found = _find_version(tracking_uri(uri), reference, **parts.groupdict())
+    place = tracking_uri(uri)
+    with refusals_told(place):
+        found = _find_version(place, reference, **parts.groupdict())
     return str(found.version)
 
 
@@ -241,7 +243,8 @@ def _resolve_registered(reference: str, uri: str, cache: Cache) -> Path:
             "models:/docstrings@champion"
         )
     client = connect(uri)
-    version = _find_version(uri, reference, **parts.groupdict())
+    with refusals_told(uri):
+        version = _find_version(uri, reference, **parts.groupdict())
     if not (digest := version.tags.get(DIGEST_TAG)):
         raise FormatError(
             f"{reference}: version {version.version} has no bundle, it was not registered by "

@@ -7,6 +7,7 @@ environment variables read, or given a default, are MLflow's own.
 import os
 import re
 import shutil
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,14 +20,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bert_core.errors import ConfigError, ResourceError
-from bert_core.wording import without_credentials
+from bert_core.wording import error_in_one_line, first_line, without_credentials
 from tracking import page
 from tracking.cache import cache_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+DATABASES = {"sqlite": None, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+"""Where MLflow keeps runs without a server, with the port that the database listens on."""
 SQLITE = "sqlite:///"
 PROBE_TIMEOUT_S = 5.0
 # NOTE: a call of the API: MLflow answers /health and /version to everyone, in any state.
@@ -105,12 +107,12 @@ def give_up_soon() -> None:
 def connect(uri: str) -> "MlflowClient":
     """A client for tracking and registry at `uri`; a SQLite file and its folder are created.
 
-    Raises: ResourceError if a server does not answer, or a database takes more of MLflow than is
-        installed; whatever MLflow raises if a database cannot be opened.
+    Raises: ResourceError if a server does not answer, a database takes more of MLflow than is
+        installed, or it cannot be opened.
     """
     settle_environment()
     require_answer(uri)
-    if urlsplit(uri).scheme.partition("+")[0] in DATABASES and find_spec("sqlalchemy") is None:
+    if is_database(uri) and find_spec("sqlalchemy") is None:
         raise ResourceError(
             f"wanted MLflow in {without_password(uri)}, a database, got the client for its server "
             "alone: run `pip install --constraint constraints.txt '.[train]'` in raybert's "
@@ -120,7 +122,36 @@ def connect(uri: str) -> "MlflowClient":
         _make_database(Path(uri.removeprefix(SQLITE)))
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=uri)
+    with refusals_told(uri):
+        client = MlflowClient(tracking_uri=uri)
+        if is_database(uri):
+            client.search_experiments(max_results=1)
+    return client
+
+
+@contextmanager
+def refusals_told(uri: str) -> Iterator[None]:
+    """Inside, what MLflow or its database refuses is told in a line. Raises: ResourceError."""
+    from mlflow.exceptions import MlflowException
+
+    kinds: tuple[type[Exception], ...] = (MlflowException,)
+    if find_spec("sqlalchemy") is not None:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        kinds += (SQLAlchemyError,)
+    try:
+        yield
+    except kinds as error:
+        raise ResourceError(
+            f"MLflow at {without_password(uri)} does not do what was asked: "
+            f"{without_credentials(error_in_one_line(error))}: see what `raybert doctor` says of "
+            "it, and whether you may write there; or give another tracking_uri"
+        ) from error
+
+
+def is_database(uri: str) -> bool:
+    """Whether MLflow opens a database there, without a server."""
+    return urlsplit(uri).scheme.partition("+")[0] in DATABASES
 
 
 def _make_database(path: Path) -> None:
@@ -181,7 +212,7 @@ def as_default(uri: str) -> "Iterator[MlflowClient]":
 
     before = os.environ.get("MLFLOW_TRACKING_URI")
     try:
-        with _use_tracking_uri(uri):
+        with _use_tracking_uri(uri), refusals_told(uri):
             yield client
     finally:
         if before is not None:
@@ -205,9 +236,11 @@ def require_consent(uri: str) -> None:
 def require_answer(uri: str) -> None:
     """Check within a few seconds that a server answers; MLflow's own calls retry for minutes.
 
-    A database is not checked, since opening it shows.
+    Of a database only that somebody listens is checked; opening it shows the rest.
     Raises: RefusedError if it refuses us, ResourceError if it does not answer.
     """
+    if is_database(uri):
+        _knock(uri)
     if not uri.startswith(("http://", "https://")):
         return
     from mlflow.utils.credentials import get_default_host_creds
@@ -231,10 +264,41 @@ def require_answer(uri: str) -> None:
         if response.ok or response.status_code in REFUSALS:
             raise _refusal(uri, response.status_code, response.text)
         reason = f"it answered {response.status_code}"
-    raise ResourceError(
+    raise _silent(uri, reason)
+
+
+def _knock(uri: str) -> None:
+    """Raises: ResourceError if nobody listens where a database should: MLflow tries for minutes."""
+    if find_spec("sqlalchemy") is None:
+        return
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        url = make_url(uri)
+    except ArgumentError:  # several hosts, or no address: what opens it says so
+        return
+    port = url.port or DATABASES[url.get_backend_name()]
+    if not url.host or port is None:
+        return
+    try:
+        socket.create_connection((url.host, port), timeout=PROBE_TIMEOUT_S).close()
+    except OSError as error:
+        raise _silent(uri, str(error)) from error
+
+
+def _silent(uri: str, reason: str) -> ResourceError:
+    return ResourceError(
         f"wanted MLflow at {without_password(uri)}, it does not answer: start it, or give another "
-        f"tracking_uri ({reason})"
+        f"tracking_uri ({in_short(reason)})"
     )
+
+
+def in_short(reason: str) -> str:
+    """What a library says of a connection, by the cause that it names last: `Connection refused`
+    of `HTTPConnectionPool(…): Max retries exceeded … Connection refused'))`."""
+    named = re.findall(r"\[Errno -?\d+\] [^'\")]+|timed out|CERTIFICATE_VERIFY_FAILED[^)]*", reason)
+    return named[-1].strip() if named else first_line(reason)
 
 
 def _refusal(uri: str, status: int, text: str) -> RefusedError:

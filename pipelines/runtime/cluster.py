@@ -58,6 +58,10 @@ SETTINGS = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
 }
 
+# For a cluster started here, which does the user's own work: Ray's workers else run at niceness 15,
+# and get little beside anything else that the machine does.
+OF_OUR_OWN = {"RAY_worker_niceness": "0"}
+
 _started: str | None = None  # the marker of the cluster that this process started
 
 
@@ -191,6 +195,7 @@ def set_defaults(settings: dict[str, str]) -> None:
 def _start(num_cpus: int | None) -> None:
     """Start a cluster for this process alone; nobody can use it without its token."""
     global _started
+    set_defaults(OF_OUR_OWN)
     ray_token.set_auth_mode("token")
     if ray_token.token() is None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # else Ray writes one to ~/.ray
@@ -198,6 +203,13 @@ def _start(num_cpus: int | None) -> None:
     atexit.register(disconnect)
     try:
         _init(address="local", num_cpus=num_cpus, include_dashboard=False)
+    except Exception as error:  # of Ray's own, without a class, if a process is not up in time
+        disconnect()
+        raise ResourceError(
+            f"wanted to start Ray on this machine, it did not start ({in_one_line(str(error))}): "
+            "if the machine is busy, run the same command again; a stage does without Ray with "
+            "--num_workers 0"
+        ) from error
     except BaseException:
         disconnect()
         raise

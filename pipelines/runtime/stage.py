@@ -120,6 +120,8 @@ class StageConfig:
                 "num_workers: wanted a number, or a minimum of at least 1 and then a maximum, "
                 f"got {list(workers)}"
             )
+        if not self.experiment.strip():
+            raise ConfigError("experiment: wanted the name of an MLflow experiment, got none")
         if not self.output:
             raise ConfigError("output: wanted a folder or URI, got an empty string")
 

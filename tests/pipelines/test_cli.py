@@ -132,6 +132,12 @@ def test_the_version_is_that_of_every_manifest(capsys: pytest.CaptureFixture[str
     [
         (["prepar"], 2, "did you mean prepare?"),
         (["prepare"], 2, "output, tokenizer: wanted a value, got none"),
+        (
+            ["publish", *("--output=o", "--model=m", "--evaluation=e", "--name=team/pairs")],
+            2,
+            "name: wanted one without / : @ . % and quotes",
+        ),
+        (["vocab", "--output=o", "--experiment="], 2, "experiment: wanted the name of an MLflow"),
         (["vocab", "--output", "o", "--corpus.source", "nowhere"], 1, "nowhere: wanted a file"),
         # Before the corpus is read.
         (["prepare", *PREPARE, "--tokenizer", "./vocab"], 1, "vocab: wanted tokenizer.json"),

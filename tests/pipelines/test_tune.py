@@ -432,6 +432,7 @@ def test_an_invalid_sweep_is_refused(small: Any) -> None:
         ({"selection": SelectionConfig()}, r"selection.share: wanted above 0, got 0: trials are"),
         ({"max_concurrent": 0}, r"max_concurrent: wanted at least 1, got 0"),
         ({"held_out": None, "name": "x"}, r"name: wanted held_out too, whose rows decide"),
+        ({"name": "team/pairs"}, r"name: wanted one without / : .*, got 'team/pairs'"),
         ({"search": SweepConfig(space={"lr": [-1.0]})}, r"search.space: lr: wanted above 0, got"),
         (
             {"search": SweepConfig(method="asha", grace_epochs=4.0)},

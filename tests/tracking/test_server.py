@@ -5,6 +5,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,14 @@ from bert_core.cache import FOLDER
 from bert_core.errors import ConfigError, ResourceError
 from tracking import server
 from tracking.ports import free_ports
-from tracking.server import connect, experiment_id, require_answer, tracking_uri, without_password
+from tracking.server import (
+    connect,
+    experiment_id,
+    in_short,
+    require_answer,
+    tracking_uri,
+    without_password,
+)
 
 
 def test_the_uri_is_the_configured_one_then_mlflows_variable_then_sqlite_here(
@@ -56,6 +64,33 @@ def test_a_server_that_does_not_answer_is_named() -> None:
     uri = f"http://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(ResourceError, match=f"wanted MLflow at {uri}, it does not answer"):
         require_answer(uri)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql+pymysql"])
+def test_a_database_where_nobody_listens_is_named_at_once(scheme: str) -> None:
+    [port] = free_ports(1)
+    with pytest.raises(ResourceError) as error:
+        connect(f"{scheme}://me:secret@127.0.0.1:{port}/runs")
+    assert str(error.value) == (
+        f"wanted MLflow at {scheme}://127.0.0.1:{port}/runs, it does not answer: start it, or give "
+        "another tracking_uri ([Errno 111] Connection refused)"
+    )
+
+
+def test_a_database_that_is_none_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "runs.db").write_text("no database")
+    with pytest.raises(ResourceError, match=r"runs\.db does not do what was asked: .* not a datab"):
+        connect(f"sqlite:///{tmp_path}/runs.db")
+
+
+def test_a_connection_that_fails_is_told_by_its_cause() -> None:
+    from urllib3.exceptions import MaxRetryError, NewConnectionError
+
+    nowhere: Any = None
+    refused = NewConnectionError(nowhere, "[Errno 111] Connection refused")
+    retried = MaxRetryError(nowhere, "/api", refused)
+    assert in_short(str(retried)) == "[Errno 111] Connection refused"
+    assert in_short("it answered 500\nand more") == "it answered 500"
 
 
 def test_threads_make_their_stores_one_after_the_other(tmp_path: Path) -> None:

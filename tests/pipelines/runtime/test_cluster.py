@@ -85,6 +85,33 @@ def test_a_driver_that_is_ended_leaves_no_process_and_no_token_behind(
         process.kill()
 
 
+@pytest.mark.usefixtures("local_ray")
+def test_workers_of_our_own_cluster_give_way_to_nobody() -> None:
+    import ray
+
+    assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0)  # Ray's own default is 15
+
+
+@pytest.mark.ray
+def test_a_cluster_that_does_not_start_is_told_in_a_line() -> None:
+    code = "from pipelines.runtime import cluster; cluster.connect(address='local')"
+    # Ray cannot write where its session goes, so its processes cannot start.
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment() | {"RAY_TMPDIR": "/proc/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stderr.splitlines()[-1].startswith(
+        "bert_core.errors.ResourceError: wanted to start Ray on this machine, it did not start ("
+    )
+    assert ended.stderr.rstrip().endswith(
+        "): if the machine is busy, run the same command again; a stage does without Ray with "
+        "--num_workers 0"
+    )
+
+
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
