@@ -110,6 +110,16 @@ def parse(word: str, arguments: list[str]) -> Any:
     return kind(**{field.name: _plain(built[field.name]) for field in fields(kind)})
 
 
+def purpose_of(path: Path) -> str:
+    """What the comment at the top of a config says first, up to a line that ends a sentence."""
+    said: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#") or (said and said[-1].endswith((".", "?", "!"))):
+            break
+        said.append(line.lstrip("# ").rstrip())
+    return " ".join(said)
+
+
 def config_class(word: str) -> Any:
     """The dataclass of a command's config."""
     command = ALL[word]

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib import import_module
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -14,7 +13,7 @@ import bert_core.errors
 from bert_core.checks import default_of
 from bert_core.tasks.guide import docstrings
 from pipelines.cli import EXIT_CODES
-from pipelines.configure import ALL, CONFIGS, STAGES, config_class, parser_for
+from pipelines.configure import ALL, CONFIGS, STAGES, config_class, parser_for, purpose_of
 from pipelines.runtime.config_errors import alternatives
 from pipelines.runtime.other_names import PEERS, TRAINER
 from serve.config import ModelConfig
@@ -77,7 +76,7 @@ def _command(word: str) -> Iterator[str]:
     yield f"{_capital(ALL[word].summary)}.\n"
     configs = sorted(CONFIGS.glob(f"{word}/*.toml"))
     if configs:
-        rows = [[f"`{path.relative_to(CONFIGS.parent)}`", _purpose(path)] for path in configs]
+        rows = [[f"`{path.relative_to(CONFIGS.parent)}`", purpose_of(path)] for path in configs]
         yield "## Shipped configs\n"
         yield table(["`--config`", "what it is"], rows)
     for group in parser._action_groups:
@@ -102,11 +101,6 @@ def _served_models() -> Iterator[str]:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _purpose(path: Path) -> str:
-    first, _, _ = path.read_text(encoding="utf-8").partition("\n")
-    return first.lstrip("# ") if first.startswith("#") else ""
 
 
 def _is_field(action: Any) -> bool:

@@ -65,6 +65,12 @@ def records_per_seed(steps: int) -> int:
     return steps + RECORDS_BESIDE_STEPS
 
 
+def steps_done(record: int, steps: int) -> int:
+    """Optimizer steps up to a record of seeds that have so many each."""
+    seed, step = divmod(record, records_per_seed(steps))
+    return seed * steps + min(step, steps)
+
+
 def read_curves(metrics: str | Path, steps_per_seed: int | None = None) -> list[Curve]:
     """The curves of a `metrics.jsonl`, in the order in which they are drawn.
 

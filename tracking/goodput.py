@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 FILE = "goodput.json"
 FORMAT_VERSION = 1
+LONG_S = 1800.0
+"""From here on a run is so long that where its time went is told."""
 CLUSTER, DEFAULT = "cluster", "default"
 """What prices are for: the whole cluster, or a node of a kind that has no price of its own."""
 _BEGAN, _NUMBER, _STEPS = "began_s", "number", "steps"
@@ -82,6 +84,12 @@ class Goodput:
     def goodput(self) -> float:
         """The share of the wall time that went into computing steps that were kept."""
         return self.seconds.get(names.COMPUTING, 0.0) / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def is_worth_telling(self) -> bool:
+        """Whether a person asks where the time went: it was long, paid for, or some was lost."""
+        lost = self.recomputed_steps or self.seconds.get(names.STOPPED)
+        return bool(self.wall_s >= LONG_S or self.prices_usd or lost)
 
     @property
     def cost_usd(self) -> float | None:

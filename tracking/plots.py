@@ -26,7 +26,8 @@ from tracking.story import short_number
 COLOURS = ("#1f5aa6", "#d9622b", "#2f8f6b", "#8a4fa3", "#b8912a", "#5b6770")
 TIME_COLOURS = (*COLOURS, "#a8323e", "#7fa8d9", "#c9ced6")
 # Up to this many points each is marked: a mere line between two of them says little.
-MARKED_UP_TO = 40
+MARKED_UP_TO, FEW_POINTS = 40, 2
+"""Points of a line that are marked, and so few that they are no line."""
 # Up to this many values, an axis of trials has evenly spaced places for them.
 PLACES_UP_TO = 6
 # Above this many labels, their names and the numbers in the squares are too small to read.
@@ -326,6 +327,7 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
     for seed in behind:
         axes.plot(*seed.T, "-", color=colour, linewidth=0.8, alpha=0.3)
     marker = "o" if len(line) <= MARKED_UP_TO else ""
+    style = style if len(line) > FEW_POINTS else " "  # between two, nobody measured
     label = f"{curve.name}, mean of {len(curve.seeds)}" if len(curve.seeds) > 1 else curve.name
     axes.plot(*line.T, style, color=colour, linewidth=1.8, marker=marker, ms=4, label=label)
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 DATABASES = {"sqlite": None, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 """Where MLflow keeps runs without a server, with the port that the database listens on."""
 SQLITE = "sqlite:///"
+ARTIFACTS = "mlartifacts"
+"""Folder beside a SQLite store with what its runs attach: copies of what stages wrote."""
 PROBE_TIMEOUT_S = 5.0
 # NOTE: a call of the API: MLflow answers /health and /version to everyone, in any state.
 PROBE = "/api/2.0/mlflow/experiments/search"
@@ -333,7 +335,7 @@ def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
         return known.experiment_id
     location: dict[str, Any] = {}
     if uri.startswith(SQLITE):
-        folder = Path(uri.removeprefix(SQLITE)).absolute().parent / "mlartifacts"
+        folder = Path(uri.removeprefix(SQLITE)).absolute().parent / ARTIFACTS
         location = {"artifact_location": folder.as_uri()}
     try:
         return client.create_experiment(name, tags=page.experiment_tags(), **location)

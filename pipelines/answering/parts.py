@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 ROWS, REJECTED, PARTS = "rows", "rejected", "parts"
 """Folders of the output: the answered rows, the rows put aside, and a record per part."""
 _MAYBE_NOT_FINITE = re.compile(rb"NaN|Infinity|[0-9][eE]\+?[0-9]{3}|[0-9]{309}")
+PARTS_WANTED, LEAST_PART_BYTES, MOST_PART_BYTES = 50, 100_000, 16_000_000
 EMPTY = "rows_with_empty_text"
 BLANK = "blank_lines_left_out"
 
@@ -57,9 +58,10 @@ class RowsConfig(StageConfig):
     line of .csv and .tsv names the columns."""
     columns: dict[str, str] = field(default_factory=dict)
     """Field of the task → its column, if that has another name: `{text = "body"}`."""
-    part_bytes: PositiveInt = 16_000_000
+    part_bytes: PositiveInt | None = None
     """Approximate bytes of input per part; row groups of Parquet and compressed files are never
-    cut."""
+    cut. By default a fiftieth of the input, from 100 kB to 16 MB: a part is what progress counts,
+    what a worker takes at a time, and what a kill loses."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -241,7 +243,7 @@ def make_parts(
         work: writes a part and returns what `finish_part` returns.
     Raises: CorpusError if no row could be answered.
     """
-    blocks = plan_blocks(corpus, config.part_bytes)
+    blocks = plan_blocks(corpus, config.part_bytes or usual_part_bytes(corpus))
     parts: dict[int, dict[str, Any]] = {}
     for number in range(len(blocks)):
         with suppress(FileNotFoundError):  # no earlier run has finished it
@@ -285,6 +287,12 @@ def make_parts(
             TOKENS_PER_S: tokens / seconds,
         },
     )
+
+
+def usual_part_bytes(corpus: Corpus) -> int:
+    """The size of parts that is taken by default: a function of the files alone."""
+    size_bytes = sum(file.size_bytes * file.expansion for file in corpus.files)
+    return min(max(round(size_bytes / PARTS_WANTED), LEAST_PART_BYTES), MOST_PART_BYTES)
 
 
 def _record_of(config: RowsConfig, number: int) -> str:

@@ -11,12 +11,16 @@ from bert_core import files
 from bert_core.checks import PositiveFloat, PositiveInt, check_fields
 from bert_core.data.formats import text_documents
 from bert_core.data.json_rows import jsonl_rows
+from bert_core.data.tables import DIVIDERS, TextTable
 from bert_core.errors import ConfigError, CorpusError, ResourceError
+from bert_core.wording import shortened
 from pipelines.commands.load import OK, Measured, Target, closed_loop, open_loop
 from pipelines.runtime.progress import say
 
 Surface = Literal["huggingface", "openai", "tei"]
 PATHS: dict[Surface, str] = {"huggingface": "", "openai": "/v1/embeddings", "tei": "/embed"}
+TEXT = "text"
+"""Column of the texts to send."""
 RESULTS, PLOT = "results.json", "latency.png"
 
 
@@ -27,8 +31,8 @@ class BenchConfig:
     url: str
     """The server's address; for `huggingface` a model's own URL."""
     source: str
-    """The texts to send in turn: a text file with one per line, or JSONL whose lines have `text`,
-    or the object that a task's input is."""
+    """The texts to send in turn: a text file with one per line, JSONL whose lines have `text`, or
+    the object that a task's input is, or CSV or TSV with a column `text`."""
     surface: Surface = "huggingface"
     """API to use: `huggingface` posts {"inputs": …} to the address, `openai` uses /v1/embeddings,
     `tei` uses /embed."""
@@ -113,8 +117,9 @@ async def _measure(config: BenchConfig, target: Target) -> list[Loop]:
     if not warm.outcomes[OK]:
         (outcome, _), *_ = warm.outcomes.most_common(1)
         raise ResourceError(
-            f"{target.url}: wanted answers, got {outcome}: check the address, the surface and the "
-            f"key; what was sent begins with {target.bodies[0][:80]!r}"
+            f"{target.url}: wanted answers, got {warm.reasons.get(outcome, outcome)}: check the "
+            "address, the surface and the key; what was sent begins with "
+            f"{shortened(target.bodies[0].decode())}"
         )
     say(HEADER)
     loops = []
@@ -184,11 +189,13 @@ def inputs_of(source: str) -> list[Any]:
     Raises: CorpusError if there is none, or it cannot be read.
     """
     try:
+        if source.endswith(tuple(f".{kind}" for kind in DIVIDERS)):
+            return _column_of(source)
         data = files.read_bytes(source)
     except OSError as error:
         raise CorpusError(
             f"source: wanted a file with texts, {source} cannot be read ({error}): give the path "
-            "of a text file or of JSONL"
+            "of a text file, of JSONL, CSV or TSV"
         ) from error
     inputs: list[Any]
     if source.endswith((".jsonl", ".ndjson")):
@@ -203,6 +210,22 @@ def inputs_of(source: str) -> list[Any]:
     return inputs
 
 
+def _column_of(source: str) -> list[str]:
+    """The texts in the column `text` of a CSV or TSV file."""
+    with files.open_stream(source) as stream:
+        table = TextTable(stream, source)
+        if TEXT not in table.columns:
+            raise CorpusError(
+                f"source: wanted a column {TEXT} in {source}, there are: "
+                f"{', '.join(table.columns)}: rename one, or write JSONL"
+            )
+        place = table.columns.index(TEXT)
+        texts = [row.cells[place] for row in table.rows() if row.cells and not row.fault]
+    if not any(text.strip() for text in texts):
+        raise CorpusError(f"source: wanted texts in {source}, got none")
+    return [text for text in texts if text.strip()]
+
+
 def bodies_of(config: BenchConfig, inputs: Sequence[Any]) -> list[bytes]:
     """Bodies of requests, which together have every input at least once."""
     size = config.batch_size
@@ -213,7 +236,7 @@ def bodies_of(config: BenchConfig, inputs: Sequence[Any]) -> list[bytes]:
         asked = batch[0] if size == 1 else batch
         body = {"input" if config.surface == "openai" else "inputs": asked}
         body |= {} if config.model is None else {"model": config.model}
-        bodies.append(json.dumps(body).encode())
+        bodies.append(json.dumps(body, ensure_ascii=False).encode())
     return bodies
 
 

@@ -7,7 +7,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -107,7 +107,8 @@ def examine(config: DoctorConfig) -> Iterator[Finding]:
             yield from _findings_of(
                 "shared", node.name, partial(check_shared, node, config.storage)
             )
-    yield from _findings_of("token", "", _token)
+    told = [path for node in of_cluster or [here] for path in node.exposed]
+    yield from _findings_of("token", "", partial(_token, told))
     yield from _findings_of("ports", "", _ports)
     yield from _findings_of("storage", "", partial(_storage, config.storage))
     yield from _findings_of("mlflow", "", partial(_mlflow, config.tracking_uri))
@@ -191,14 +192,18 @@ def _ask_by_job(
     )
 
 
-def _token() -> Iterator[str]:
-    """Whether Ray finds a token, and others do not."""
+def _token(told: Collection[str]) -> Iterator[str]:
+    """Whether Ray finds a token, and others do not.
+
+    Args:
+        told: the key files of which it has been said that others read them.
+    """
     path = token_path()
     if ray_token.token() is None:
         yield "none: a cluster started here gets its own"
     elif path is None:
         yield "in RAY_AUTH_TOKEN"
-    elif path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    elif str(path) not in told and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ResourceError(
             f"{path}: wanted a file that only its owner reads, others may too: "
             f"run `chmod 600 {path}`"

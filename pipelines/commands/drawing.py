@@ -14,6 +14,8 @@ from tracking.story import short_number
 
 Points = Float[np.ndarray, "_ 2"]
 
+FEW_POINTS = 2
+"""So few are no line, but dots."""
 MOST_POINTS = 160
 """Of a line: more would only make the page larger."""
 WIDTH, HEIGHT = 440, 230
@@ -74,8 +76,9 @@ def chart(lines: Sequence[Line], label: str, *, from_zero: bool = False) -> Mark
         )
     for line in lines:
         dashed = " dashed" if line.is_dashed else ""
+        few = " dots" if len(line.points) <= FEW_POINTS else dashed
         path = _path(line.points, x, y)
-        parts.append(f'<path class="line c{line.colour}{dashed}" d="{path}"/>')
+        parts.append(f'<path class="line c{line.colour}{few}" d="{path}"/>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">step</text>')
     return _svg(WIDTH, HEIGHT, label, parts, "chart")
 
@@ -182,6 +185,6 @@ def _y(value: float, bounds: tuple[float, float]) -> float:
 def _path(points: Points, x: tuple[float, float], y: tuple[float, float]) -> str:
     kept = points[np.unique(np.linspace(0, len(points) - 1, MOST_POINTS).round().astype(int))]
     places = [f"{_x(step, x):.1f} {_y(value, y):.1f}" for step, value in kept]
-    if len(places) == 1:
-        return f"M{places[0]}h.1"
+    if len(places) <= FEW_POINTS:  # dots: between them nobody measured
+        return "".join(f"M{place}h.1" for place in places)
     return f"M{places[0]}L{' '.join(b for _, b in pairwise(places))}"

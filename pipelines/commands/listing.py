@@ -7,12 +7,21 @@ from typing import Literal
 from rich.table import Table
 
 from bert_core.checks import check_fields
+from bert_core.errors import FormatError
 from bert_core.manifest import read_manifest
 from bert_core.model.variants import VARIANTS
-from pipelines.configure import CONFIGS
+from pipelines.configure import CONFIGS, purpose_of
 from pipelines.runtime.progress import console, say
+from tracking.server import ARTIFACTS as COPIES
 
 Listed = Literal["variants", "tasks", "formats", "configs", "runs"]
+LISTS: dict[Listed, str] = {
+    "variants": "encoders to pretrain, with their sizes",
+    "tasks": "tasks to fine-tune for, with their rows and options",
+    "formats": "published formats of labelled files",
+    "configs": "the configs that come with raybert, with a command for each",
+    "runs": "finished runs below a folder",
+}
 FLOPS_LENGTH = 512
 """Length of the row that GFLOP/token is given for, in tokens: forward and backward, no head."""
 
@@ -21,9 +30,9 @@ FLOPS_LENGTH = 512
 class ListConfig:
     """What to list."""
 
-    what: Listed = "variants"
+    what: Listed | None = None
     """`variants` of the encoder, `tasks` with their rows and options, `formats` of labelled sets,
-    shipped `configs`, or finished `runs`."""
+    shipped `configs`, or finished `runs`; by default what can be listed."""
     folder: str = "runs"
     """Where to look for runs."""
 
@@ -33,6 +42,9 @@ class ListConfig:
 
 def run(config: ListConfig) -> None:
     """Print the list."""
+    if config.what is None:
+        show_table(["raybert list", "what it shows"], [list(each) for each in LISTS.items()])
+        return
     if config.what == "configs":
         _print_configs()
         return
@@ -50,7 +62,13 @@ def run(config: ListConfig) -> None:
 
 
 def show_table(columns: list[str], rows: list[list[str]]) -> None:
-    """Print a table whose last column is cut where the terminal ends."""
+    """Print a table; on a terminal its last column is cut where that ends."""
+    if not console.is_terminal:
+        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+        for row in (columns, *rows):
+            cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
+            say("  ".join(cells).rstrip())
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         # Numbers and names stay whole; a narrow terminal cuts the last column.
@@ -109,18 +127,21 @@ def _formats() -> Listing:
 def _print_configs() -> None:
     """Print the purpose of each config and, below it, its command on one line, to be copied."""
     for path in sorted(CONFIGS.rglob("*.toml")):
-        with open(path, encoding="utf-8") as file:
-            first = file.readline()
         relative = path.relative_to(CONFIGS.parent)
-        if first.startswith("#"):
-            say(first.lstrip("# ").rstrip())
+        say(purpose_of(path))
         say(f"    raybert {relative.parts[1]} --config {relative}")
 
 
 def _runs(folder: Path) -> Listing:
     rows = []
     for path in sorted(folder.rglob("manifest.json")):
-        manifest = read_manifest(str(path.parent))
+        if COPIES in path.parts:
+            continue
+        try:
+            manifest = read_manifest(str(path.parent))
+        except FormatError as error:
+            say(f"list: passed over {path.parent}: {error}")
+            continue
         seconds = manifest.counts.get("seconds", 0)
         rows.append([str(path.parent), manifest.stage, f"{seconds:,.0f} s", manifest.digest[:8]])
     return ["folder", "stage", "took", "digest"], rows

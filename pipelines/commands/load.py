@@ -18,6 +18,8 @@ from itertools import count
 import aiohttp
 import numpy as np
 
+from bert_core.wording import in_one_line, shortened
+
 OK = "ok"
 """What an answered request counts as; others count as their status or kind of failure."""
 
@@ -40,6 +42,8 @@ class Measured:
     latencies_ms: list[float] = field(default_factory=list)
     """Of answered requests."""
     outcomes: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+    """What the first of each kind of failure said."""
     duration_s: float = 0.0
     client_cpu_s: float = 0.0
     """CPU time that asking took: near `duration_s`, the asking is what is slow."""
@@ -114,10 +118,15 @@ async def _ask(
     body = target.bodies[turn % len(target.bodies)]
     try:
         async with session.post(target.url, data=body) as response:
-            await response.read()
+            answer = await response.read()
             outcome = OK if response.status == 200 else str(response.status)
+            if outcome != OK:
+                said = shortened(in_one_line(answer.decode(errors="replace")))
+                measured.reasons.setdefault(outcome, f"{outcome}: {said}" if said else outcome)
     except (aiohttp.ClientError, TimeoutError) as error:
         outcome = type(error).__name__
+        why = f"no answer within {target.timeout_s:g} s" if str(error) == "" else str(error)
+        measured.reasons.setdefault(outcome, in_one_line(why))
     if outcome == OK:
         measured.latencies_ms.append(1e3 * (time.perf_counter() - due_s))
     measured.outcomes[outcome] += 1

@@ -272,10 +272,11 @@ def _report(done: dict[str, Manifest], questions: list[Asked], seconds: float) -
     body = json.dumps({"inputs": "Return the eigenvalues of a symmetric matrix."})
     say(
         "\nNext:\n"
-        f"  raybert serve --config configs/serve/{SERVED}.toml   try more on the page\n"
-        "                                                    http://127.0.0.1:8000\n"
         f"  {page}                       what was learnt, to read or to send\n"
         "  raybert ui                                        open the MLflow page\n"
+        f"  raybert serve --config configs/serve/{SERVED}.toml   try more on the page\n"
+        "                                                    http://127.0.0.1:8000\n"
+        "and in another terminal, while that server runs:\n"
         f"  curl http://127.0.0.1:8000/v1/models/{NAME} "
         f"-H 'Content-Type: application/json' -d '{body}'"
     )
@@ -327,7 +328,8 @@ def _figures(done: dict[str, Manifest], seconds: float) -> list[tuple[str, str]]
         ),
         (
             "gain of pretraining",
-            f"{gain:+.1%}, standard error {error:.1%} over {len(tuned['seeds'])} paired seeds",
+            f"{100 * gain:+.1f} points, standard error {100 * error:.1f} over "
+            f"{len(tuned['seeds'])} paired seeds",
         ),
         ("time", f"{seconds:,.0f} s"),
     ]

@@ -75,6 +75,8 @@ class Meter:
         self._progress = progress
         self._task = progress.add_task(title, total=total, note="") if progress else None
         self._next_line_s = time.monotonic() + FIRST_LINE_S
+        self._shown: tuple[float, str] | None = None
+        self._pause_s = LINE_EVERY_S
         self._first: tuple[float, float] | None = None  # when, and how much was done then
 
     def set(self, done: float, note: str = "") -> None:
@@ -85,7 +87,11 @@ class Meter:
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, note=note)
         elif time.monotonic() >= self._next_line_s:
-            self._next_line_s = time.monotonic() + LINE_EVERY_S
+            # While nothing moves, ever fewer lines say so.
+            same = self._shown == (done, note)
+            self._pause_s = 2 * self._pause_s if same else LINE_EVERY_S
+            self._next_line_s = time.monotonic() + self._pause_s
+            self._shown = done, note
             say(self._line())
 
     def add(self, amount: float = 1, note: str = "") -> None:
@@ -105,7 +111,7 @@ class Meter:
 @contextmanager
 def meter(title: str, total: float, unit: str) -> Iterator[Meter]:
     """A progress bar on a terminal; elsewhere a line after `FIRST_LINE_S` seconds, and then every
-    `LINE_EVERY_S`."""
+    `LINE_EVERY_S`, or ever more seldom while nothing moves."""
     if not sys.stdout.isatty():
         yield Meter(title, total, unit, None)
         return

@@ -36,6 +36,7 @@ from pipelines.training.records import (
     with_readings,
 )
 from tracking import goodput
+from tracking.curves import steps_done
 from tracking.metric_names import ELAPSED_S, LOSS, TOKENS_PER_S
 from tracking.mirror import fetch_newer
 from tracking.runs import RunRecorder
@@ -61,6 +62,7 @@ def fit(
     digest: str,
     loop: LoopConfig,
     title: str,
+    steps_per_seed: int | None = None,
     watch: Callable[[Records], None] | None = None,
 ) -> None:
     """Run `worker` on every rank until it returns, through lost workers and restarts.
@@ -69,6 +71,7 @@ def fit(
     of `config.local_folder`.
 
     Args:
+        steps_per_seed: optimizer steps of each seed, if `loop` counts the records of several.
         watch: called with each report after it is recorded; needs `num_workers` 0.
     """
     assert watch is None or config.num_workers == 0
@@ -82,7 +85,7 @@ def fit(
         most_s=None if loop.max_hours is None else 3600 * loop.max_hours,
     )
     spent.save(config.local_folder)
-    with _progress(config.local_folder, loop, title):
+    with _progress(config.local_folder, loop, title, steps_per_seed):
         if config.num_workers == 0:
             recorder = RunRecorder.open(
                 config.local_folder,
@@ -204,7 +207,8 @@ def finished(
 
     spent = _spent(config)
     spent.save(config.local_folder)
-    say(f"{stage}: {goodput.in_words(spent)}")
+    if spent.is_worth_telling:
+        say(f"{stage}: {goodput.in_words(spent)}")
     folder = config.local_folder / "plots"
     steps = counts["steps"] if len(counts.get("seeds", ())) > 1 else None
     plots = plot_curves(config.local_folder / METRICS, folder, steps)
@@ -221,15 +225,20 @@ def _spent(config: TrainingConfig) -> goodput.Goodput:
 
 
 @contextmanager
-def _progress(folder: Path, loop: LoopConfig, title: str) -> Iterator[None]:
+def _progress(
+    folder: Path, loop: LoopConfig, title: str, steps_per_seed: int | None
+) -> Iterator[None]:
     """Follow the record of a run, whichever process writes it, and show its progress."""
     ended = threading.Event()
 
     def follow() -> None:
-        new, done, note = NewRecords(folder), 0.0, "starting"
+        new, done, note, over = NewRecords(folder), 0.0, "starting", False
         total, unit, scale = _measure(loop)
+        if steps_per_seed is not None:
+            total = steps_done(total, steps_per_seed)
         with meter(title, total, unit) as progress:
-            while not ended.wait(0.5):
+            while not over:
+                over = ended.wait(0.5)
                 if records := new.read():
                     step, numbers = list(records.items())[-1]
                     note = " ".join(
@@ -237,7 +246,9 @@ def _progress(folder: Path, loop: LoopConfig, title: str) -> Iterator[None]:
                         for name, digits in ((LOSS, 3), (TOKENS_PER_S, 0))
                         if name in numbers
                     )
-                    if scale is None:
+                    if steps_per_seed is not None:
+                        done = steps_done(step, steps_per_seed)
+                    elif scale is None:
                         done = step
                     else:
                         done = numbers.get(ELAPSED_S, 0.0) / scale

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.tasks.base import Task
 
+SMALL_LR = 1e-3
+"""A learning rate that small encoders take."""
 SELECTED_STEP = "selected_step"
 """Key in the record of a seed's result: the step whose weights were selected."""
 
@@ -78,6 +80,7 @@ def learn(
         digest,
         LoopConfig(max_steps=total),
         stage,
+        steps,
         None if watch is None else partial(_show, config, task, len(sets[TRAIN].windows), watch),
     )
     records = read_records(config.local_folder)
@@ -114,8 +117,12 @@ def learn(
             continue
         say(
             f"{stage}: an answer that ignores the input has {score(name, blind)}, so little was "
-            f"learnt: try more epochs than {config.epochs:g}, or a higher lr than {config.lr:g} "
-            "(small encoders take 1e-3)"
+            f"learnt: try more epochs than {config.epochs:g}, or "
+            + (
+                f"a higher lr than {config.lr:g} (small encoders take {SMALL_LR:g})"
+                if config.lr < SMALL_LR
+                else f"another lr than {config.lr:g}, or more rows"
+            )
         )
     counts = {
         **remarks,

@@ -5,11 +5,15 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from bert_core.errors import ConfigError
+from bert_core.files import write_bytes
+from bert_core.manifest import Manifest, write_manifest
 from pipelines import cli
+from pipelines.commands.listing import Listed
 from pipelines.configure import ALL, parse
 from pipelines.runtime.stage import code_version
 
@@ -156,6 +160,40 @@ def test_misuse_ends_with_a_message_and_no_traceback(
         cli.main(arguments)
     assert ended.value.code == code
     assert message in capsys.readouterr().err
+
+
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["list", *arguments])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_list_alone_shows_what_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [line.split()[0] for line in listed(capsys).splitlines()[1:]]
+    assert words == list(get_args(Listed))
+
+
+@pytest.mark.parametrize("what", ["variants", "formats", "configs"])
+def test_what_is_listed_into_a_pipe_is_whole(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listed(capsys, what).splitlines()
+    assert not any("…" in line for line in lines)
+    assert max(map(len, lines)) > 80
+    if what == "configs":
+        purposes = [line for line in lines if not line.startswith("    raybert ")]
+        assert [one for one in purposes if one[-1] not in ".?!" and "http" not in one] == []
+
+
+def test_copies_of_mlflow_and_files_of_others_are_no_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = Manifest(stage="vocab", digest="d" * 64, config={})
+    for folder in ("runs/vocab", "runs/mlartifacts/0123/artifacts"):
+        write_manifest(f"{tmp_path}/{folder}", manifest)
+    write_bytes(f"{tmp_path}/runs/extension/manifest.json", b'{"name": "of a browser"}')
+    passed_over, _, *rows = listed(capsys, "runs", f"--folder={tmp_path}/runs").splitlines()
+    assert passed_over.startswith(f"list: passed over {tmp_path}/runs/extension: ")
+    assert [row.split()[0] for row in rows] == [f"{tmp_path}/runs/vocab"]
 
 
 @pytest.mark.parametrize("what", ["variants", "tasks", "configs", "runs"])

@@ -16,7 +16,10 @@ from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.text_classification import OneLabel
 from bert_core.tasks.texts import TextInput
 from pipelines import predict
+from pipelines.answering.parts import usual_part_bytes
+from pipelines.corpus.blocks import plan_blocks
 from pipelines.corpus.labelled import LabelledConfig, read_labelled
+from pipelines.corpus.sources import list_corpus
 from pipelines.predict import PredictConfig
 from tests.pipelines.interruption import run_interrupted
 
@@ -47,6 +50,18 @@ def answers(config: PredictConfig) -> list[Any]:
 def lines_of(folder: str | Path) -> list[dict[str, Any]]:
     paths = sorted(Path(folder).glob("*.jsonl"))
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"), [(100, 1), (20_000, 16), (200_000, 50)], ids=["few", "20,000", "many"]
+)
+def test_of_many_texts_there_are_many_parts(rows: int, parts: int, tmp_path: Path) -> None:
+    """Or else one worker of two is idle, nothing moves, and a kill loses all."""
+    path = tmp_path / "rows.txt"
+    path.write_text(f"{'x' * 79}\n" * rows)
+    config = PredictConfig(output="o", model="m", source=str(path))
+    corpus = list_corpus(config.corpus, config.output)
+    assert len(plan_blocks(corpus, usual_part_bytes(corpus))) == pytest.approx(parts, abs=1)
 
 
 def test_lines_come_back_in_order_with_their_columns_and_an_answer(

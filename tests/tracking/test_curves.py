@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tracking.curves import curves_of, smoothed
+from tracking.curves import curves_of, smoothed, steps_done
 
 
 def test_seeds_have_the_same_steps_and_a_mean() -> None:
@@ -17,6 +17,14 @@ def test_seeds_have_the_same_steps_and_a_mean() -> None:
     assert [seed[:, 0].tolist() for seed in curve.seeds] == [[1, 2, 3]] * 3
     assert curve.mean.tolist() == [[1, 3], [2, 4], [3, 5]]
     assert curve.is_of_training
+
+
+@pytest.mark.parametrize(
+    ("record", "done"), [(0, 0), (75, 75), (76, 75), (77, 75), (152, 150), (230, 225)]
+)
+def test_of_records_only_the_steps_are_done(record: int, done: int) -> None:
+    """Three seeds of 75 steps, each with two records beside them."""
+    assert steps_done(record, 75) == done
 
 
 def test_the_mean_is_over_the_steps_that_all_seeds_have() -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +66,10 @@ def test_a_run_that_nothing_happens_to_adds_up(tmp_path: Path) -> None:
     assert spent.cost_usd is None
     assert names.COST_USD not in spent.numbers()
     assert in_words(spent) == "goodput 22%: 9 s of 40 s went into steps that were kept"
+    assert not spent.is_worth_telling
+    assert replace(spent, recomputed_steps=1).is_worth_telling
+    assert replace(spent, seconds={"computing": 1800.0}).is_worth_telling
+    assert replace(spent, prices_usd={"default": 1.0}).is_worth_telling
 
 
 def test_steps_that_were_lost_are_counted_when_they_are_done_again(tmp_path: Path) -> None:

@@ -164,6 +164,16 @@ def test_only_line_ends_part_inputs(tmp_path: Path) -> None:
     assert inputs_of(str(rows)) == ["a\u2028b", "c\x85d"]
 
 
+@pytest.mark.parametrize(("kind", "mark"), [("csv", ","), ("tsv", "\t")])
+def test_of_a_table_the_texts_are_sent(kind: str, mark: str, tmp_path: Path) -> None:
+    table = tmp_path / f"rows.{kind}"
+    table.write_text(f"label{mark}text\na{mark}one\nb{mark}two words\nc{mark}\n")
+    assert inputs_of(str(table)) == ["one", "two words"]
+    table.write_text(f"a{mark}b\n1{mark}2\n")
+    with pytest.raises(CorpusError, match=rf"wanted a column text in {table}, there are: a, b: re"):
+        inputs_of(str(table))
+
+
 def test_a_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     latin, odd = tmp_path / "latin.txt", tmp_path / "odd.jsonl"
     latin.write_bytes(b"caf\xe9\n")
@@ -188,11 +198,14 @@ def test_a_bar_that_is_missed_fails(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_measured_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match="wanted answers, got ClientConnectorError"):
+    with pytest.raises(
+        ResourceError, match=r"wanted answers, got Cannot connect to host .*: check the"
+    ):
         run(config_of("http://127.0.0.1:9", tmp_path))
     with serving() as (url, server):
         server.status = 401
-        with pytest.raises(ResourceError, match="wanted answers, got 401: check the address"):
+        said = r'got 401: \[\]: check the address.* begins with \{"inputs": "one"\}$'
+        with pytest.raises(ResourceError, match=said):
             run(config_of(url, tmp_path))
     empty = tmp_path / "empty.txt"
     empty.write_text("\n")

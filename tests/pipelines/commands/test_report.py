@@ -217,6 +217,8 @@ def test_pictures_name_themselves_and_escape() -> None:
     points = np.array([[0.0, 2.0], [10.0, 1.0]])
     drawn = chart([Line("loss", points)], "Loss <from> 2 to 1")
     assert 'role="img" aria-label="Loss &lt;from&gt; 2 to 1"' in drawn
+    assert 'class="line c1 dots"' in drawn, "between two points nobody measured"
+    assert re.search(r'dots" d="M[\d. ]+h\.1M[\d. ]+h\.1"', drawn)
     alone = chart([Line("loss", points[:1])], "one point")
     assert "NaN" not in alone
     boxes = [Box("vocab", ["a & b"]), Box("prepare", ["c"])]

@@ -52,6 +52,18 @@ def test_time_that_passes_has_no_rate(capsys: pytest.CaptureFixture[str]) -> Non
     assert re.fullmatch(r"  pretraining: 2 of 38 minutes, \d+ s left, step 20", line)
 
 
+def test_while_nothing_moves_ever_fewer_lines_say_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.02)
+    with progress.meter("reading", 1000, "blocks") as shown:
+        end_s = time.monotonic() + 0.3
+        while time.monotonic() < end_s:
+            shown.set(1)
+    assert 2 <= len(capsys.readouterr().out.splitlines()) <= 5  # else 15
+
+
 def test_a_log_is_not_flooded(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.meter("reading", 1000, "blocks") as shown:
         for _ in range(1000):
