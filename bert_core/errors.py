@@ -1,12 +1,18 @@
 """The errors that a user can cause, and fix.
 
 Every message names the thing, what was wanted, what was got, and the way out. All of them take
-texts alone, so that they survive pickling between Ray's processes.
+texts alone, so that they survive pickling between Ray's processes. An address in a message is shown
+without its credentials, wherever it is printed, logged or recorded.
 """
+
+from bert_core.wording import without_secrets
 
 
 class RaybertError(Exception):
     """Something the user can fix: the command line prints its message without a traceback."""
+
+    def __init__(self, message: str = "", *details: object) -> None:
+        super().__init__(without_secrets(message), *details)
 
 
 class ConfigError(RaybertError, ValueError):

@@ -17,6 +17,8 @@ _CREDENTIALS = re.compile(
     rf"{_AZURE}(?<=://)(?!\[)[^/:@\s\"]*(?::(?!\d{{1,5}}/)[^@\s\"]*)?@(?:[^/@\s\"]*@)*",
     re.IGNORECASE,
 )
+# Not what follows an address in a sentence.
+_QUERY = re.compile(r"(https?://[^?\s\"]*)\?[^\s\"]*?(?=[:,;.)'\]]*(?:[\s\"]|$))")
 
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
@@ -85,3 +87,9 @@ def without_credentials(text: str) -> str:
     """The text with no user or password in its addresses: `s3://key:secret@bucket/a` loses
     `key:secret@`."""
     return _CREDENTIALS.sub("", text)
+
+
+def without_secrets(text: str) -> str:
+    """The text with no credentials in its URLs, and without the queries of http ones, which may
+    hold some."""
+    return _QUERY.sub(r"\1", without_credentials(text))

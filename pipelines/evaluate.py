@@ -19,6 +19,7 @@ from bert_core.checks import NonNegativeInt
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.tasks.shapes import Row
+from bert_core.wording import without_secrets
 from pipelines.answering.predictors import answer_columns, options_text, predict_rows, predictor_of
 from pipelines.corpus.labelled import (
     LabelledConfig,
@@ -27,7 +28,6 @@ from pipelines.corpus.labelled import (
     rows_of,
     usual_columns,
 )
-from pipelines.runtime.description import without_secrets
 from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, print_remarks, say
 from pipelines.runtime.stage import (
     INPUT,

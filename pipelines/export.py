@@ -14,6 +14,7 @@ from bert_core.data.splits import HELD_OUT
 from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.manifest import BUNDLE, Manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
+from bert_core.wording import without_secrets
 from pipelines.answering.predictors import ROWS_PER_TASK
 from pipelines.corpus.labelled import (
     LabelledConfig,
@@ -23,7 +24,6 @@ from pipelines.corpus.labelled import (
     rows_of,
     usual_columns,
 )
-from pipelines.runtime.description import without_secrets
 from pipelines.runtime.progress import SEEN, meter, say
 from pipelines.runtime.stage import (
     INPUT,

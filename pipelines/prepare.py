@@ -45,6 +45,7 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import CorpusError, ResourceError
 from bert_core.manifest import Manifest, Output
 from bert_core.train.hardware import peak_memory_bytes
+from bert_core.wording import without_secrets
 from pipelines.corpus import data_card
 from pipelines.corpus.blocks import plan_blocks
 from pipelines.corpus.config import CorpusConfig
@@ -63,7 +64,6 @@ from pipelines.corpus.screen import (
     pop_overlaps,
 )
 from pipelines.corpus.sources import Corpus, corpus_size_bytes, list_corpus
-from pipelines.runtime.description import without_secrets
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import counted, meter, say
 from pipelines.runtime.stage import (

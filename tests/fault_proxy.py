@@ -77,6 +77,8 @@ class FaultProxy:
     silence_s: float
     delay_s: float
     refuse: Refuse = lambda signed_by: None
+    ignores: tuple[str, ...] = ()
+    """Names of headers that the server does not get, in lower case."""
     seen: list[Request] = field(default_factory=list)
 
 
@@ -170,7 +172,8 @@ def fault_proxy(
         def pass_on(self, body: bytes, fault: Fault | None) -> None:
             connection = http.client.HTTPConnection(behind, timeout=60)
             try:
-                connection.request(self.command, self.path, body, dict(self.headers.items()))
+                passed = {k: v for k, v in self.headers.items() if k.lower() not in proxy.ignores}
+                connection.request(self.command, self.path, body, passed)
                 response = connection.getresponse()
                 data = response.read()
             finally:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from bert_core import files
 from bert_core.errors import RaybertError
+from bert_core.wording import without_secrets
 from tracking.mirror import Mirror, fetch_newer, read_copy
 from tracking.sender import FILES, Sender
 from tracking.server import connect, settle_environment, without_password
@@ -245,7 +246,7 @@ class RunRecorder:
         unsent = f"{left:,} record{'' if left == 1 else 's'}" if left else "how the run ended"
         if not left and run.untold and all(note.kind in FILES for note in run.untold):
             unsent = "files of the run"
-        return (
+        return without_secrets(
             f"MLflow at {run.tracking_uri} has yet to be sent {unsent}: {reason}. The next start "
             f"of the same stage sends what is in {self._spool.folder}"
         )

@@ -16,13 +16,14 @@ from bert_core.data.documents import clean
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import LABELS, PairsConfig
 from bert_core.data.tokenizer import Tokenizer
+from bert_core.wording import without_secrets
 from pipelines.corpus import hub
 from pipelines.corpus.blocks import read_block
 from pipelines.corpus.config import DOCSTRINGS, CorpusConfig
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.screen import REASONS, dropped_documents
 from pipelines.corpus.sources import Corpus
-from pipelines.runtime.description import DATA_CARD, VOCABULARY_CARD, without_secrets
+from pipelines.runtime.description import DATA_CARD, VOCABULARY_CARD
 from tracking.resolve import load_tokenizer
 
 SAMPLE_BLOCKS, SAMPLE_CHARACTERS = 8, 1 << 17

@@ -27,10 +27,10 @@ from bert_core.data.quality import (
     signatures,
 )
 from bert_core.data.tables import table_rows
+from bert_core.wording import without_secrets
 from pipelines.corpus.blocks import read_block
 from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.readers.base import Block
-from pipelines.runtime.description import without_secrets
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter
 from pipelines.runtime.stage import StageConfig

@@ -19,7 +19,7 @@ from bert_core.bundle.layout import digest_of
 from bert_core.checks import default_of
 from bert_core.errors import RaybertError
 from bert_core.manifest import BUNDLE, Manifest, read_manifest
-from bert_core.wording import first_line, shortened, without_credentials
+from bert_core.wording import first_line, shortened, without_secrets
 from tracking.mirror import RECORD, read_copy
 from tracking.page import NOTE, RESULT, model_page, run_page
 from tracking.runs import TAG_CHARACTERS, DatasetInput
@@ -48,7 +48,6 @@ _SEE = "See "
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
 _COMMON = ("/", "runs")
 """Folders that say nothing of a run."""
-_QUERY = re.compile(r"(https?://[^?\s\"]*)\?[^\s\"]*")
 
 
 def run_name(stage: str, output: str) -> str:
@@ -106,12 +105,6 @@ def _written(value: Any) -> str:
     if isinstance(value, Mapping | list | tuple):
         return without_secrets(json.dumps(value, ensure_ascii=False))
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def without_secrets(text: str) -> str:
-    """The text with no credentials in its URLs, and without the queries of http ones, which may
-    hold some."""
-    return _QUERY.sub(r"\1", without_credentials(text))
 
 
 def source_tags(stage: str, code_version: str) -> dict[str, str]:

@@ -3,13 +3,13 @@
 Of an output that is complete nothing is checked: its stage is skipped.
 """
 
-from bert_core import files
+from bert_core import files, storage
 from bert_core.errors import ResourceError
 from bert_core.manifest import is_complete
 from pipelines.runtime import cluster, node_checks, nodes
 from pipelines.runtime.capacity import Gpus, require_room
 from pipelines.runtime.stage import StageConfig
-from pipelines.runtime.storage_checks import check_cache, marker
+from pipelines.runtime.storage_checks import check_cache, check_excludes, marker
 from tracking import server
 from tracking.cache import cache_folder
 
@@ -19,7 +19,8 @@ ONE_BY_ONE = ("tune",)
 
 
 def preflight(stage: str, config: StageConfig) -> None:
-    """Check what `stage` needs: a writable output, a cache if the output is not on this machine,
+    """Check what `stage` needs: a writable output, which keeps a second writer out if it is in an
+    object store, a cache if the output is not on this machine,
     MLflow, and the cluster that it is to join.
 
     If MLflow does not answer, the stage still runs: records are sent later. If it refuses access,
@@ -35,6 +36,8 @@ def preflight(stage: str, config: StageConfig) -> None:
     if config.record_copy is not None:
         check_cache(cache_folder())
     with marker(config.output) as path:
+        if storage.opens(config.output):
+            check_excludes(config.output, path)
         server.require_consent(server.tracking_uri(config.tracking_uri))
         if joins:
             _check_cluster(stage, config, path)

@@ -16,6 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from bert_core.wording import without_secrets
 from tracking.goodput import duration
 
 FIRST_LINE_S, LINE_EVERY_S = 2.0, 10.0
@@ -58,8 +59,8 @@ def counted(count: int, what: str, several: str = "") -> str:
 
 
 def say(text: str) -> None:
-    """One line of plain English."""
-    console.print(text, markup=False)
+    """One line of plain English, its addresses without credentials."""
+    console.print(without_secrets(text), markup=False)
 
 
 class Meter:

@@ -32,6 +32,7 @@ from bert_core.manifest import (
     stage_digest,
     write_manifest,
 )
+from bert_core.wording import without_secrets
 from pipelines.runtime import lease
 from pipelines.runtime.capacity import Gpus
 from pipelines.runtime.description import (
@@ -44,7 +45,6 @@ from pipelines.runtime.description import (
     forget_origins,
     run_name,
     source_tags,
-    without_secrets,
 )
 from pipelines.runtime.progress import say
 from pipelines.runtime.storage_checks import PROBE

@@ -69,7 +69,7 @@ def check_storage(place: str) -> Iterator[str]:
         _require(place, "read", lambda: files.read_bytes(path) == b"probe")
         _require(place, "list", lambda: path.rpartition("/")[2] in files.list_names(place))
         yield "read and listed"
-        _require(place, "conditional put", lambda: _excludes(path))
+        check_excludes(place, path)
         yield "written by conditional put, which keeps a second writer out"
     with marker(place) as path:
         data = os.urandom(PARTS_BYTES)
@@ -81,6 +81,14 @@ def check_storage(place: str) -> Iterator[str]:
         yield f"{mb:.0f} MB in parts: {mb / write_s:,.0f} MB/s written, {mb / read_s:,.0f} read"
     _require(place, "delete", lambda: not files.exists(path))
     yield "deleted"
+
+
+def check_excludes(place: str, path: str) -> None:
+    """Check that `place`, where `path` was written, keeps a second writer out.
+
+    Raises: ResourceError with the way out: two runs would share an output there.
+    """
+    _require(place, "conditional put", lambda: _excludes(path))
 
 
 def _excludes(path: str) -> bool:

@@ -9,8 +9,9 @@ from typing import Any
 from bert_core import files
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import NAME, Manifest
+from bert_core.wording import without_secrets
 from pipelines.runtime import lease
-from pipelines.runtime.description import STARTED, without_secrets
+from pipelines.runtime.description import STARTED
 from pipelines.runtime.progress import counted
 from pipelines.runtime.storage_checks import PROBE
 from tracking.goodput import FILE as GOODPUT

@@ -12,9 +12,8 @@ from bert_core.data.splits import HELD_OUT, SELECTION, TRAIN
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
-from bert_core.wording import nearest, one_of
+from bert_core.wording import nearest, one_of, without_secrets
 from pipelines.corpus.labelled import labelled_input, labelled_rows, rows_of, usual_columns
-from pipelines.runtime.description import without_secrets
 from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, print_remarks, say
 from pipelines.runtime.stage import bundle_input
 from pipelines.training.config import LabelledTrainingConfig

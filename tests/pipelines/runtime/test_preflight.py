@@ -15,6 +15,7 @@ from bert_core import files
 from pipelines import cli
 from tests import processes
 from tests.commands import raybert
+from tests.fault_proxy import fault_proxy
 
 
 def vocab(folder: Path, *more: str) -> list[str]:
@@ -56,6 +57,22 @@ def test_a_bucket_that_may_only_be_read_is_found_before_the_input_is_read(
     assert files.list_names(guarded) == []
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
     assert "the credentials are wrong or have expired: correct" in refused(command, capsys)
+
+
+def test_a_store_that_keeps_no_second_writer_out_is_found_before_the_input_is_read(
+    tmp_path: Path,
+    object_store: str,
+    s3_endpoint: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fault_proxy(s3_endpoint) as proxy:
+        proxy.ignores = ("if-none-match", "if-match")  # as stores did before S3 had them
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        told = refused(vocab(tmp_path, "--output", f"{object_store}/vocab"), capsys)
+    assert f"raybert vocab: {object_store}/vocab: conditional put: wanted what was written " in told
+    assert told.endswith("this storage cannot hold a run; give another place")
+    assert files.list_names(object_store) == []
 
 
 def test_nothing_is_left_where_the_input_is_wrong(
