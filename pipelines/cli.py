@@ -85,7 +85,7 @@ def _run(word: str, arguments: list[str]) -> int:
 
         return jobs.run(parse(word, _named(arguments, "--action", "--job")))
     if word == "list":
-        arguments = _named(arguments, "--what")
+        arguments = _named(arguments, "--what", "--task")
     if word == "ui":
         arguments = _named(arguments, "--run")
     if word == "report":

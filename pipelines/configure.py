@@ -200,10 +200,13 @@ def _in_order(parser: "ArgumentParser", kind: Any) -> None:
 
 
 def _tasks() -> str:
-    """The tasks with their rows and options, for the end of a stage's help."""
-    from bert_core.tasks.guide import guide
+    """Where the tasks are told, for the end of a stage's help."""
+    from bert_core.tasks.catalog import TASKS
 
-    return f"\ntasks, each with example rows, options and parameters:\n\n{guide()}\n"
+    return (
+        f"\ntasks: {', '.join(TASKS)}\n"
+        "`raybert list tasks TASK` shows the example rows, options and parameters of one of them.\n"
+    )
 
 
 def _with_brackets(arguments: list[str], parser: "ArgumentParser") -> list[str]:

@@ -7,9 +7,10 @@ from typing import Literal
 from rich.table import Table
 
 from bert_core.checks import check_fields
-from bert_core.errors import FormatError
+from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import read_manifest
 from bert_core.model.variants import VARIANTS
+from bert_core.wording import nearest, one_of
 from pipelines.configure import CONFIGS, purpose_of
 from pipelines.runtime.progress import console, say
 from tracking.server import ARTIFACTS as COPIES
@@ -33,11 +34,15 @@ class ListConfig:
     what: Listed | None = None
     """`variants` of the encoder, `tasks` with their rows and options, `formats` of labelled sets,
     shipped `configs`, or finished `runs`; by default what can be listed."""
+    task: str | None = None
+    """With `tasks`: only this one."""
     folder: str = "runs"
     """Where to look for runs."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.task is not None and self.what != "tasks":
+            raise ConfigError(f"task: wanted `list tasks` with it, got `list {self.what}`")
 
 
 def run(config: ListConfig) -> None:
@@ -49,9 +54,14 @@ def run(config: ListConfig) -> None:
         _print_configs()
         return
     if config.what == "tasks":
+        from bert_core.tasks.catalog import TASKS
         from bert_core.tasks.guide import guide
 
-        say(guide(metrics=True))
+        if config.task is not None and config.task not in TASKS:
+            raise ConfigError(
+                f"task: wanted {one_of(TASKS)}, got {config.task!r}{nearest(config.task, TASKS)}"
+            )
+        say(guide(config.task, metrics=True))
         return
     columns, rows = {
         "variants": _variants,

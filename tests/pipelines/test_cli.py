@@ -174,6 +174,19 @@ def test_list_alone_shows_what_can_be_listed(capsys: pytest.CaptureFixture[str])
     assert words == list(get_args(Listed))
 
 
+def test_one_task_is_shown_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    told = listed(capsys, "tasks", "text-ranking")
+    assert told.startswith("text-ranking: ")
+    assert "text-classification: " not in told
+    for arguments, message in (
+        (["tasks", "text-rank"], "(did you mean text-ranking?)"),
+        (["runs", "text-ranking"], "task: wanted `list tasks` with it, got `list runs`"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["list", *arguments])
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("what", ["variants", "formats", "configs"])
 def test_what_is_listed_into_a_pipe_is_whole(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = listed(capsys, what).splitlines()

@@ -49,7 +49,9 @@ def test_every_stage_that_is_told_options_explains_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     explaining = [
-        word for word in STAGES if "tasks, each with" in printed([word, "--help"], capsys)
+        word
+        for word in STAGES
+        if "`raybert list tasks TASK` shows" in printed([word, "--help"], capsys)
     ]
     assert sorted(explaining) == sorted(TRAINING)
 
