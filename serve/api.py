@@ -9,6 +9,7 @@ no Ray here.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
@@ -49,7 +50,10 @@ class LocalModel(ServedModel):
 
     def __init__(self, slot: Slot, keys: Keys | None = None) -> None:
         self.slot, self.keys = slot, keys
-        self._app = create_model_app(slot, alone=False, keys=keys)
+
+    @cached_property
+    def _app(self) -> FastAPI:
+        return create_model_app(self.slot, alone=False, keys=self.keys)
 
     async def tasks(self) -> Sequence[str]:
         return tuple(self.slot.model.predictors)

@@ -29,9 +29,10 @@ from serve.errors import (
     UnknownModelError,
 )
 from serve.observing import log_failure, seen
+from serve.served import Card
 from serve.surfaces import huggingface, vectors
 from serve.surfaces.base import Endpoint, Surface, refusal
-from serve.surfaces.openapi import refusals, request_body, responses, schema_of
+from serve.surfaces.openapi import refusals, remember, request_body, responses, schema_of
 
 if TYPE_CHECKING:
     from serve.model import Model
@@ -53,6 +54,10 @@ class Status:
     """The body of `/healthz` and `/readyz`."""
 
     status: str
+
+
+remember(Status)
+remember(Card)
 
 
 def admit(

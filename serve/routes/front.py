@@ -37,7 +37,7 @@ from serve.sizes import SMALL
 from serve.surfaces import openai
 from serve.surfaces.base import Endpoint, Probe, Surface, parsed
 from serve.surfaces.catalog import SURFACES
-from serve.surfaces.openapi import refusals
+from serve.surfaces.openapi import refusals, remember
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of metrics."""
@@ -72,6 +72,9 @@ class Listing:
 
     object: str = "list"
     data: list[Entry]
+
+
+remember(Listing)
 
 
 async def listing_of(models: Mapping[str, ServedModel]) -> Listing:

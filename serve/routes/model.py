@@ -64,17 +64,22 @@ def model_routes(
                 continue
             shown = endpoint.path or ("" if prefix else "/")
             for path in dict.fromkeys([shown, endpoint.path or "/"]):  # a URL may end with a slash
+                is_shown = path == shown and (endpoint.task is None or endpoint.task in tasks)
+                described = (
+                    documented(surface, endpoint, keys=keys, model=slot.model, prepared=prepared)
+                    if is_shown
+                    else {}
+                )
                 router.add_api_route(
                     path,
                     _handler(slot, keys, surface, endpoint),
                     methods=[endpoint.method],
-                    include_in_schema=path == shown
-                    and (endpoint.task is None or endpoint.task in tasks),
+                    include_in_schema=is_shown,
                     tags=[surface.name],
                     summary=endpoint.summary or None,
                     response_model=None,
                     route_class_override=SurfaceRoute,
-                    **documented(surface, endpoint, keys=keys, model=slot.model, prepared=prepared),
+                    **described,
                 )
     return router
 

@@ -1,8 +1,9 @@
 """The parts of the API's documentation (OpenAPI): bodies, answers and errors of a path."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import pydantic
 
@@ -33,6 +34,7 @@ def responses(forms: Sequence[str], shape: Any = None) -> dict[int | str, dict[s
     Args:
         shape: type of the JSON, if it is to be documented.
     """
+    remember(shape)
     binary = {"schema": {"type": "string", "format": "binary"}}
     answer: dict[str, Any] = {} if shape is None else {"model": shape}
     others = {form: binary for form in forms if form != JSON}
@@ -72,6 +74,16 @@ def error_content(*kinds: type) -> dict[str, Any]:
 def request_body(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
     """A body of JSON with this schema."""
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, **more}}}}
+
+
+@cache
+def remember(shape: Any) -> None:
+    """Keep pydantic's schema of a type's dataclasses with them, as it does for its own classes, or
+    FastAPI would make it anew for every path of every app."""
+    for part in get_args(shape):
+        remember(part)
+    if is_dataclass(shape):
+        shape.__pydantic_core_schema__ = pydantic.TypeAdapter(shape).core_schema  # type: ignore[union-attr]
 
 
 @cache
