@@ -28,7 +28,7 @@ main(["--help"])
 assert not {"torch", "ray", "mlflow", "pyarrow", "numpy"} & set(sys.modules), sorted(sys.modules)
 """
     times = []
-    for _ in range(3):
+    while len(times) < 3 and min(times, default=1) > 0.5:  # the machine may be busy
         began = time.perf_counter()
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         times.append(time.perf_counter() - began)
@@ -37,20 +37,23 @@ assert not {"torch", "ray", "mlflow", "pyarrow", "numpy"} & set(sys.modules), so
     assert min(times) < 0.5
 
 
-@pytest.mark.parametrize("word", ["vocab", "prepare", "pretrain", "finetune", "evaluate", "serve"])
-def test_errors_of_a_stage_come_without_torch_and_ray(word: str) -> None:
-    code = f"""
+def test_errors_of_a_command_come_without_torch_and_ray() -> None:
+    code = """
 import sys
 from pipelines.cli import main
-try:
-    main([{word!r}, "--no_such_field", "1"])
-except SystemExit as ended:
-    assert ended.code == 2
-assert not {{"torch", "ray", "mlflow"}} & set(sys.modules)
+for word in sys.argv[1:]:
+    try:
+        main([word, "--no_such_field", "1"])
+    except SystemExit as ended:
+        assert ended.code == 2, word
+    else:
+        raise AssertionError(word)
+    assert not {"torch", "ray", "mlflow"} & set(sys.modules), word
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    words = ["vocab", "prepare", "pretrain", "finetune", "evaluate", "serve"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "no_such_field: wanted a field of this command" in done.stderr
+    assert done.stderr.count("no_such_field: wanted a field of this command") == len(words)
 
 
 def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path) -> None:
