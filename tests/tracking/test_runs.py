@@ -245,8 +245,9 @@ def test_recording_never_raises(
 
 
 def test_an_artifact_store_that_fails_holds_up_nothing_but_files(
-    tmp_path: Path, store: str, experiment: str
+    tmp_path: Path, store: str, experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tracking.sender.SEND_EVERY_S", 0.1)
     artifacts, card = tmp_path / "artifacts", tmp_path / "card.md"
     artifacts.write_text("a file in the place of the folder")
     card.write_text("# Card")

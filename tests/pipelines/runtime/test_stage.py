@@ -102,8 +102,12 @@ def test_other_settings_or_inputs_are_refused_and_named_and_the_result_is_untouc
 
 
 def test_that_mlflow_is_away_is_said_once_before_the_work_and_once_after(
-    config: CopyConfig, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    config: CopyConfig,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("tracking.sender.SEND_EVERY_S", 0.1)
     run(replace(config, tracking_uri="http://127.0.0.1:1"), [])
     told = f"copy: MLflow has not answered yet, records are kept in {config.output}"
     assert capsys.readouterr().out.splitlines() == [told]
