@@ -101,6 +101,10 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     answers = predicted.answers
     seconds = time.monotonic() - began
     columns = task.compare(rows, answers)
+    plain = task.plain(rows)
+    if plain is not None:
+        of_plain = predict_rows(folder, plain, config, *task_options).answers
+        columns |= task.compare_plain(rows, of_plain)
     metrics = task.metrics(columns)
     main = metric_in_full("metric", config.metric or task.main_metric(metrics), metrics)
     ranges = intervals(task.metrics, columns)

@@ -173,7 +173,7 @@ def _models(threads: int, folders: Mapping[str, Path]) -> dict[str, "Predictor"]
 
 def _check_types(config: TaggerConfig, task: "Task") -> None:
     """Raises: ConfigError if the tagger does not know an entity type."""
-    known = sorted({_type_of(label) for label in task.labels} - {"O"})
+    known = _types_of(task)
     for name, kind in config.fields.items():
         if kind not in known:
             raise ConfigError(
@@ -182,10 +182,12 @@ def _check_types(config: TaggerConfig, task: "Task") -> None:
             )
 
 
-def _type_of(tag: str) -> str:
-    """`B-person` → `person`; a tag without a prefix, such as `NOUN`, is its own type."""
-    prefix, _, kind = tag.partition("-")
-    return kind if kind and len(prefix) == 1 else tag
+def _types_of(task: "Task") -> list[str]:
+    """What a tagger finds: types of entities, or tags."""
+    from bert_core.tasks.token_classification import TokenClassification
+
+    assert isinstance(task, TokenClassification)
+    return task.kinds_found
 
 
 def make_part(

@@ -2,12 +2,14 @@
 
 Entities are read as conlleval reads them (Tjong Kim Sang and Buchholz 2000): one begins at a `B`,
 or where the type differs from the previous one; so an `I` without a `B` begins one too, and nothing
-is lost from tags that break their scheme. `E`, `S`, `L` and `U`, which conlleval lacks, end one.
-All schemes are read by this one rule, so no entity changes if a scheme is recognised wrongly or
-several fit.
+is lost from tags that break their scheme. An `E` ends one, as in conlleval, and so do `S`, `L` and
+`U`, which it does not know. All schemes are read by this one rule, so no entity changes if a scheme
+is recognised wrongly or several fit.
+
+Tags may be a prefix alone, `B`, `I` and `O`: entities of one type without a name.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -22,13 +24,16 @@ on all, except `B-` on the first if another entity of the same type ends right b
 with `L-` and `U-`.
 """
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
-PREFIXES = ("B-", "I-", "E-", "S-", "L-", "U-")
+PREFIXES = ("B", "I", "E", "S", "L", "U")
+NAMELESS = "_"
+"""What answers and figures call the type without a name, as seqeval does."""
 
 
 class Entity(NamedTuple):
     """A type, and the tokens it spans."""
 
     type: str
+    """Empty if it has no name."""
     first: int
     end: int
     """The token after the last."""
@@ -36,12 +41,27 @@ class Entity(NamedTuple):
 
 def is_of_entity(tag: str) -> bool:
     """Whether a tag belongs to any of the schemes: `O`, or a prefix and a type."""
-    return tag == OUTSIDE or (tag[:2] in PREFIXES and len(tag) > 2)
+    return tag == OUTSIDE or (tag[:1] in PREFIXES and tag[1:2] == "-" and len(tag) > 2)
+
+
+def are_nameless(tags: Collection[str]) -> bool:
+    """Whether these tags mark entities by prefixes alone; `S` and `O`, say, may be anything."""
+    return {*tags} <= {OUTSIDE, *PREFIXES} and not {"B", "I"}.isdisjoint(tags)
 
 
 def type_of(tag: str) -> str:
-    """The type in a tag of an entity; empty for `O`."""
+    """The type in a tag of an entity; empty if it has no name, and for `O`."""
     return tag.partition("-")[2]
+
+
+def types_of(tags: Iterable[str]) -> set[str]:
+    """The types in tags of entities."""
+    return {type_of(tag) for tag in tags if tag != OUTSIDE}
+
+
+def tag_of(prefix: str, kind: str) -> str:
+    """The tag of an entity's word."""
+    return f"{prefix}-{kind}" if kind else prefix
 
 
 def entities_of(tags: Sequence[str]) -> list[Entity]:
@@ -79,9 +99,34 @@ def tags_of(entities: Iterable[Entity], words: int, scheme: Scheme) -> list[str]
         else:
             last, single = ("E", "S") if scheme == "BIOES" else ("L", "U")
             prefixes = "B" + "I" * (inner - 1) + last if inner else single
-        tags[entity.first : entity.end] = [f"{prefix}-{entity.type}" for prefix in prefixes]
+        tags[entity.first : entity.end] = [tag_of(prefix, entity.type) for prefix in prefixes]
         before = entity
     return tags
+
+
+def scheme_of(labels: Sequence[str]) -> Scheme:
+    """The scheme that a model with these entity labels writes.
+
+    Only IOB1 lacks `B-` for types that never directly follow an entity of the same type.
+    """
+    prefixes = {label.partition("-")[0] for label in labels}
+    if prefixes & {"L", "U"}:
+        return "BILOU"
+    if prefixes & {"E", "S"}:
+        return "BIOES"
+    begin = {tag_of("B", kind) for kind in types_of(labels)}
+    return "BIO" if begin <= {*labels} else "IOB1"
+
+
+def runs_of(tags: Sequence[str]) -> list[Entity]:
+    """The entities in tags of which some or all are of no scheme; neighbours with one such tag are
+    one, as in transformers."""
+    return entities_of([tag if is_of_entity(tag) else f"I-{tag}" for tag in tags])
+
+
+def name_of(kind: str) -> str:
+    """What answers call a type."""
+    return kind or NAMELESS
 
 
 def breaks(tags: Sequence[str], scheme: Scheme) -> int:

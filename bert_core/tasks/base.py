@@ -344,6 +344,15 @@ class Task(ABC):
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """What `metrics` needs from labelled rows and their answers (with default parameters)."""
 
+    def plain(self, rows: Sequence[Row]) -> list[Row] | None:
+        """The inputs of labelled rows as most callers send them, to be scored too; None if that is
+        what the rows have."""
+        return None
+
+    def compare_plain(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
+        """More of what `metrics` needs, from the answers to the `plain` inputs of the rows."""
+        raise NotImplementedError
+
     @abstractmethod
     def metrics(self, columns: Columns) -> dict[str, float]:
         """All metrics by name, including the main one, over at least one row."""

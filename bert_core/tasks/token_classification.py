@@ -3,6 +3,12 @@
 A word is scored at its first piece. A text longer than the model's positions is read in overlapping
 windows; a word is scored in the window where it has the most context.
 
+Rows say what their words are, a plain text does not. So every part of a word (`data.words`) has a
+label in training: the four of `U.S.` are `B-loc I-loc I-loc I-loc`. In a text every part is scored,
+and those that belong to one word are joined in the answer; of words that are known, the first part
+is scored. Models whose later parts had no label, such as those from transformers, are asked about
+the words that their tokenizer finds.
+
 Rows may use any tag scheme of `bert_core.metrics.entities`, a different one per file; entity models
 learn BIO, with `B-` and `I-` of every type. Models with other labels, such as those from
 transformers or from older bundles, keep them.
@@ -10,39 +16,69 @@ transformers or from older bundles, keep them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Float, Int
 
 from bert_core.checks import NonNegativeInt, check_fields
-from bert_core.data.ragged import starts_of
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Pieces, Slice, Window, pieces_of, slices, with_special_tokens
+from bert_core.data.windows import (
+    Window,
+    slices,
+    with_special_tokens,
+)
+from bert_core.data.words import (
+    Spans,
+    glue_of,
+    joined,
+    parts_of,
+)
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.entities import (
     OUTSIDE,
+    PREFIXES,
+    Entity,
     Scheme,
+    are_nameless,
     entities_of,
     entity_metrics,
     is_of_entity,
+    name_of,
     recognised,
+    runs_of,
+    scheme_of,
+    tag_of,
     tags_of,
     type_of,
+    types_of,
 )
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives import IGNORE
 from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task, numbered
 from bert_core.tasks.shapes import Label, Row
+from bert_core.tasks.tagged_words import (
+    AggregationStrategy,
+    Scored,
+    Tagged,
+    by_owner,
+    by_unit,
+    counted,
+    entity_answers,
+    full_words,
+    in_words,
+    read,
+    word_answers,
+)
 from bert_core.tasks.texts import softmax
 
 if TYPE_CHECKING:
     from bert_core.objectives.feature_based import FeatureBasedTokenClassification
     from bert_core.objectives.token_classification import TokenClassification as TokenObjective
 
-AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
-Spans = Int[np.ndarray, "words 2"]
+SHOWN_TAGS = 8
+"""How many tags a remark shows."""
 Mark = tuple[str, int, int]
 """Type or tag, start character, and end character (exclusive)."""
 ENTITY = [
@@ -104,12 +140,18 @@ class TokenClassificationOptions(Options):
     """Pieces shared by neighbouring windows of a long text, at most half a window."""
     entities: bool | None = None
     """Whether tags mark entities: `O`, and a type after `B-` or `I-`, `E-` or `S-` (BIOES), `L-` or
-    `U-` (BILOU). Otherwise each tag is right or wrong by itself. None detects which."""
+    `U-` (BILOU), or these letters alone. Otherwise each tag is right or wrong by itself. None
+    detects which."""
 
     scheme: Scheme | None = None
     """Scheme of the entity tags in the training rows: BIO, IOB1, BIOES or BILOU. None detects it.
     The entities read are the same under any scheme; rows that fit another scheme better are
     rejected. Files for evaluation may use any scheme."""
+
+    label_parts: bool | None = None
+    """Whether all parts of a word have labels in training, such as the four of `U.S.`, so that a
+    plain text is answered as its words are. None has them in training; a model without it, made by
+    transformers or an older version, answers by the words that its tokenizer finds."""
 
     feature_based: bool = False
     """Freeze the encoder and train an LSTM on its last four layers (Devlin et al. 2018, section
@@ -130,7 +172,8 @@ class TagParameters(Parameters):
     aggregation_strategy: AggregationStrategy | None = None
     """`none` returns the tag of every word, the others entities; None follows the model's tags. A
     word has the tag of its first piece (`first`, and `simple`, since words are never split), that
-    with the best mean over its pieces (`average`), or that of its most certain piece (`max`)."""
+    with the best mean over its pieces (`average`), or that of its most certain piece (`max`); over
+    those of its first part, if its later parts had labels of their own."""
     ignore_labels: list[str] = field(default_factory=lambda: [OUTSIDE])
     """Tags to leave out of an answer."""
     stride: NonNegativeInt | None = None
@@ -209,15 +252,21 @@ class TokenClassification(Task):
         self.labels = list(labels)
         options = options or self.options()
         if options.entities is None:
-            options = replace(options, entities=all(map(is_of_entity, self.labels)))
+            entities = all(map(is_of_entity, self.labels)) or are_nameless(self.labels)
+            options = replace(options, entities=entities)
         self.chosen = options
         self.primary_metric = "f1" if options.entities else "accuracy"
         if not options.entities:
             self.parameters = TagParameters
         self._ids = {label: index for index, label in enumerate(self.labels)}
-        types = {type_of(tag) for tag in self.labels} - {""}
-        kinds = sorted(types) if options.entities else self.labels
+        self._is_nameless = bool(options.entities) and "" in types_of(self.labels)
+        kinds = sorted(map(name_of, types_of(self.labels))) if options.entities else self.labels
         self._types = {kind: place for place, kind in enumerate(kinds)}
+
+    @property
+    def kinds_found(self) -> list[str]:
+        """The types of entities, or tags, that answers have by default."""
+        return [kind for kind in self._types if self.chosen.entities or kind != OUTSIDE]
 
     @classmethod
     def shapes(cls, options: TokenClassificationOptions | None = None) -> tuple[type, type]:
@@ -234,7 +283,11 @@ class TokenClassification(Task):
                 f"({', '.join(labels) or 'no rows'}): add rows with another tag"
             )
         options = options or cls.options()
+        if options.label_parts is None:
+            options = replace(options, label_parts=True)
         plain_tags = [label for label in labels if not is_of_entity(label)]
+        if are_nameless(labels):
+            plain_tags = []
         entities = options.entities
         if entities is None:
             entities = options.scheme is not None or bool(set(labels) - {OUTSIDE, *plain_tags})
@@ -243,8 +296,8 @@ class TokenClassification(Task):
         if plain_tags:
             raise CorpusError(
                 "training rows: wanted all tags to mark entities (B-PER, I-PER, O), or none, got "
-                f"{', '.join(plain_tags[:5])} among them: correct them, or set options.entities = "
-                "false to score each tag by itself"
+                f"{_some(plain_tags)} among them: correct them, or set options.entities = false "
+                "to score each tag by itself"
             )
         scheme, _ = recognised((row["tags"] for row in rows), options.scheme)
         if options.scheme not in (None, scheme):
@@ -252,12 +305,12 @@ class TokenClassification(Task):
                 f"training rows: wanted tags in the scheme {options.scheme}, more of them fit "
                 f"{scheme}: set options.scheme to it, or leave it out"
             )
-        types = {type_of(label) for label in labels} - {""}
-        labels = sorted({OUTSIDE, *(f"{prefix}-{kind}" for prefix in "BI" for kind in types)})
+        types = types_of(labels)
+        labels = sorted({OUTSIDE, *(tag_of(prefix, kind) for prefix in "BI" for kind in types)})
         return cls(labels, replace(options, entities=True, scheme=scheme))
 
     def request_of(self, row: Row) -> str:
-        return _text_of(row["tokens"])[0]
+        return joined(row["tokens"])[0]
 
     def build_objective(
         self, config: EncoderConfig
@@ -277,34 +330,25 @@ class TokenClassification(Task):
         labelled: bool = False,
         parameters: TagParameters | None = None,
     ) -> list[Window]:
-        divided = [None if row.get("tokens") is None else _text_of(row["tokens"]) for row in rows]
-        texts = [
-            row["text"] if text_spans is None else text_spans[0]
-            for row, text_spans in zip(rows, divided, strict=True)
-        ]
         parameters = parameters or TagParameters()
         all_pieces = parameters.aggregation_strategy in ("average", "max")
         stride = self.chosen.stride if parameters.stride is None else parameters.stride
         room = max_length - 2
         stride = min(stride, room // 2)
         windows = []
-        for number, (pieces, text_spans) in enumerate(
-            zip(pieces_of(tokenizer, texts), divided, strict=True)
+        for number, reading in enumerate(
+            read(rows, tokenizer, by_parts=bool(self.chosen.label_parts))
         ):
-            spans = _spans_of(pieces) if text_spans is None else text_spans[1]
-            firsts, words = _first_pieces(pieces.offsets, spans)
-            if all_pieces:
-                ends = np.append(firsts[1:], len(pieces.ids))
-            ids = self._label_ids(rows[number], number + 1) if labelled else None
-            parts = slices(len(pieces.ids), room, stride)
-            for part, scored in zip(parts, _by_owner(firsts, parts), strict=True):
-                sequence = with_special_tokens(tokenizer, pieces.ids[part.first : part.end])
-                labels = {} if ids is None else {"token_labels": ids[words[scored]]}
-                positions, scored_words = firsts[scored], words[scored]
+            ids = self._label_ids(rows[number], number + 1, reading.words) if labelled else None
+            parts = slices(len(reading.ids), room, stride)
+            for part, units in zip(parts, by_owner(reading.units.firsts, parts), strict=True):
+                sequence = with_special_tokens(tokenizer, reading.ids[part.first : part.end])
+                labels = {} if ids is None else {"token_labels": ids[units]}
+                positions = reading.units.firsts[units]
                 if all_pieces:
-                    sizes = np.minimum(ends[scored], part.end) - positions
-                    scored_words = np.repeat(scored_words, sizes)
-                    positions = np.repeat(positions, sizes) + _counted(sizes)
+                    sizes = np.minimum(reading.units.ends[units], part.end) - positions
+                    units = np.repeat(units, sizes)
+                    positions = np.repeat(positions, sizes) + counted(sizes)
                 windows.append(
                     Window(
                         row=number,
@@ -312,7 +356,7 @@ class TokenClassification(Task):
                         segment_b_start=(sequence.segment_b_start,),
                         positions={"token_positions": positions - part.first + 1},
                         labels=labels,
-                        origin=_Words(texts[number], spans, scored_words),
+                        origin=Scored(reading.text, reading.spans, units, reading.words[units]),
                     )
                 )
         return windows
@@ -334,35 +378,50 @@ class TokenClassification(Task):
         by_row: list[list[int]] = [[] for _ in rows]
         for place, window in enumerate(windows):
             by_row[window.row].append(place)
-        for places in by_row:
-            origin: _Words = windows[places[0]].origin
+        for row, places in zip(rows, by_row, strict=True):
             parts = [(windows[at].origin, scores[at]) for at in places]
-            tags, shares = self._tags(origin, parts, strategy)
+            tagged = self._tagged(parts, strategy)
+            if self.chosen.label_parts and row.get("tokens") is None:
+                tagged = in_words(tagged, of_entities=bool(self.chosen.entities))
             if scheme is not None:
-                tags = tags_of(entities_of(tags), len(tags), scheme)
+                tags = tags_of(entities_of(tagged.tags), len(tagged.tags), scheme)
+                tagged = replace(tagged, tags=tags)
             if strategy != "none":
-                answers.append(_groups(origin, tags, shares, parameters.ignore_labels))
+                of_entities = bool(self.chosen.entities)
+                answers.append(
+                    entity_answers(tagged, parameters.ignore_labels, of_entities=of_entities)
+                )
             else:
-                answers.append(_words(origin, tags, shares, parameters.ignore_labels))
+                answers.append(word_answers(tagged, parameters.ignore_labels))
         return answers
 
-    def _tags(
-        self,
-        origin: "_Words",
-        parts: Sequence[tuple["_Words", np.ndarray]],
-        strategy: AggregationStrategy,
-    ) -> tuple[list[str], np.ndarray]:
-        """The best tag of each word and its probability; a word without pieces is outside."""
+    def _tagged(
+        self, parts: Sequence[tuple[Scored, np.ndarray]], strategy: AggregationStrategy
+    ) -> Tagged:
+        """The best tag of each word and its probability; those of its first part, if it has
+        several.
+
+        A word without pieces is outside, or in the entity of the words around it.
+        """
+        origin = parts[0][0]
         outside = OUTSIDE if OUTSIDE in self._ids else self.labels[0]
         tags = [outside] * len(origin.spans)
-        shares = np.zeros(len(tags))
+        shares = np.full(len(tags), np.nan)
         for part, logits in parts:
-            words, probabilities = _by_word(part.words, softmax(logits), strategy)
+            words, probabilities = by_unit(part, softmax(logits), strategy)
             best = probabilities.argmax(-1)
             for word, index, row in zip(words, best, probabilities, strict=True):
-                tags[word] = self.labels[index]
-                shares[word] = row[index]
-        return tags, shares
+                if np.isnan(shares[word]):
+                    tags[word], shares[word] = self.labels[index], row[index]
+        places = np.flatnonzero(~np.isnan(shares))
+        known = [tags[place] for place in places]
+        for entity in (entities_of if self.chosen.entities else runs_of)(known):
+            first, last = places[[entity.first, entity.end - 1]]
+            tag = tags[first]
+            inside = tag_of("I", type_of(tag)) if self.chosen.entities else tag
+            for place in range(first, last + 1):
+                tags[place] = inside if np.isnan(shares[place]) else tags[place]
+        return Tagged(origin.text, origin.spans, tags, shares)
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """Per row, the `correct`, `predicted` and `wanted` entities (or words), counted by type.
@@ -375,8 +434,8 @@ class TokenClassification(Task):
         if self.chosen.entities:
             columns |= {"surfaces": [], "wanted_surfaces": []}
         for row, answer in zip(rows, answers, strict=True):
-            text, spans = _text_of(row["tokens"])
-            annotated, predicted = self._annotated(row, spans), self._predicted(answer, spans)
+            text, spans = joined(row["tokens"])
+            annotated, predicted = self._annotated(row, spans), self._predicted(answer, row, spans)
             columns["correct"].append(self._by_type(predicted & annotated))
             columns["predicted"].append(self._by_type(predicted))
             columns["wanted"].append(self._by_type(annotated))
@@ -385,23 +444,55 @@ class TokenClassification(Task):
                     columns[name].append({(kind, text[start:end]) for kind, start, end in marks})
         return {name: _column(values) for name, values in columns.items()}
 
+    def plain(self, rows: Sequence[Row]) -> list[Row]:
+        """The words as people write them."""
+        return [{"text": joined(row["tokens"], glue_of(row["tokens"]))[0]} for row in rows]
+
+    def compare_plain(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
+        """As `compare`, over all types, by characters of the text: a word is right if every part of
+        it has its tag."""
+        for number, row in enumerate(rows, 1):
+            self._check(row, number)
+        names = ("text_correct", "text_predicted", "text_wanted")
+        columns: dict[str, list[int]] = {name: [] for name in names}
+        for row, answer in zip(rows, answers, strict=True):
+            text, spans = joined(row["tokens"], glue_of(row["tokens"]))
+            annotated, predicted = self._annotated(row, spans), set(map(self._mark, answer))
+            if not self.chosen.entities:
+                tags = np.full(len(text), OUTSIDE, dtype=object)
+                for tag, start, end in predicted:
+                    tags[start:end] = tag
+                parts = {mark: parts_of(text[mark[1] : mark[2]]) + mark[1] for mark in annotated}
+                predicted = {
+                    mark
+                    for mark, of_word in parts.items()
+                    if all((tags[start:end] == mark[0]).all() for start, end in of_word)
+                }
+            counts = len(predicted & annotated), len(predicted), len(annotated)
+            for name, count in zip(names, counts, strict=True):
+                columns[name].append(count)
+        return {name: np.array(values) for name, values in columns.items()}
+
     def _annotated(self, row: Row, spans: Spans) -> set[Mark]:
+        """What the row's tags mark, by the characters of its words; words of which nothing is left
+        are none."""
+        full = full_words(row["tokens"])
+        tags, spans = [row["tags"][place] for place in full], spans[full]
         if self.chosen.entities:
             return {
-                (entity.type, int(spans[entity.first, 0]), int(spans[entity.end - 1, 1]))
-                for entity in entities_of(row["tags"])
+                (name_of(entity.type), int(spans[entity.first, 0]), int(spans[entity.end - 1, 1]))
+                for entity in entities_of(tags)
             }
-        return {
-            (tag, start, end) for tag, (start, end) in zip(row["tags"], spans.tolist(), strict=True)
-        }
+        return {(tag, start, end) for tag, (start, end) in zip(tags, spans.tolist(), strict=True)}
 
-    def _predicted(self, answer: list[dict[str, Any]], spans: Spans) -> set[Mark]:
+    def _predicted(self, answer: list[dict[str, Any]], row: Row, spans: Spans) -> set[Mark]:
         marks = {self._mark(entity) for entity in answer}
-        if not self.chosen.entities:
-            # Words that an answer leaves out are outside.
-            starts = {start for _, start, _ in marks}
-            marks |= {(OUTSIDE, start, end) for start, end in spans.tolist() if start not in starts}
-        return marks
+        if self.chosen.entities:
+            return marks
+        # Words that an answer leaves out are outside.
+        by_start = {start: (tag, start, end) for tag, start, end in marks}
+        words = spans[full_words(row["tokens"])].tolist()
+        return {by_start.get(start, (OUTSIDE, start, end)) for start, end in words}
 
     def _mark(self, entity: Mapping[str, Any]) -> Mark:
         kind = entity["entity_group" if self.chosen.entities else "entity"]
@@ -415,21 +506,38 @@ class TokenClassification(Task):
 
     def constant(self, rows: Sequence[Row]) -> Columns:
         if self.chosen.entities:
-            return self.compare(rows, [[] for _ in rows])
+            nothing: list[Any] = [[] for _ in rows]
+            return self.compare(rows, nothing) | self.compare_plain(rows, nothing)
         tags = [tag for row in rows for tag in row["tags"]]
         usual = max(sorted(set(tags)), key=tags.count)
-        words = [_text_of(row["tokens"])[1].tolist() for row in rows]
-        return self.compare(
-            rows, [[{"entity": usual, "start": a, "end": b} for a, b in spans] for spans in words]
+        texts = [joined(row["tokens"]) for row in rows]
+        written = [joined(row["tokens"], glue_of(row["tokens"])) for row in rows]
+        known, plain = (
+            [
+                [{"entity": usual, "start": a, "end": b} for a, b in spans.tolist()]
+                for _, spans in each
+            ]
+            for each in (texts, written)
         )
+        return self.compare(rows, known) | self.compare_plain(rows, plain)
 
     def cells(self, answer: list[dict[str, Any]]) -> dict[str, Any]:
         return {"entities": answer}
 
     def metrics(self, columns: Columns) -> dict[str, float]:
-        """For entities conlleval's, and `surface_f1` over distinct entities (WNUT 2017)."""
+        """For entities conlleval's, and `surface_f1` over distinct entities (WNUT 2017); those of
+        plain texts as `text_…`, with the columns of `compare_plain`."""
+        plain = {
+            name.removeprefix("text_"): values
+            for name, values in columns.items()
+            if name.startswith("text_")
+        }
         if not self.chosen.entities:
-            return {"accuracy": float(columns["correct"].sum() / max(1, columns["wanted"].sum()))}
+            each = {"accuracy": columns} | ({"text_accuracy": plain} if plain else {})
+            return {
+                name: float(of["correct"].sum() / max(1, of["wanted"].sum()))
+                for name, of in each.items()
+            }
         surfaces: list[set[tuple[str, str]]] = [
             set().union(*columns[name]) for name in ("surfaces", "wanted_surfaces")
         ]
@@ -439,7 +547,12 @@ class TokenClassification(Task):
             "wanted": len(surfaces[1]),
         }
         different = entity_metrics({name: np.array([count]) for name, count in counts.items()})
-        return {**entity_metrics(columns), "surface_f1": different["f1"]}
+        of_text = entity_metrics(plain) if plain else {}
+        return {
+            **entity_metrics(columns),
+            "surface_f1": different["f1"],
+            **{f"text_{name}": value for name, value in of_text.items()},
+        }
 
     def by_class(self, columns: Columns) -> dict[str, dict[str, float]]:
         """Per type of entity, or per tag."""
@@ -466,7 +579,7 @@ class TokenClassification(Task):
         scores: list[float] = []
         is_right: list[bool] = []
         for row, answer in zip(rows, answers, strict=True):
-            annotated = self._annotated(row, _text_of(row["tokens"])[1])
+            annotated = self._annotated(row, joined(row["tokens"])[1])
             scores.extend(entity["score"] for entity in answer)
             is_right.extend(self._mark(entity) in annotated for entity in answer)
         return np.array(scores, dtype=np.float64), np.array(is_right, dtype=bool)
@@ -477,7 +590,9 @@ class TokenClassification(Task):
         if self.chosen.entities:
             scheme, broken = recognised((row["tags"] for row in rows), self.chosen.scheme)
             remarks |= {"tag_scheme": scheme, "tags_that_break_their_scheme": broken}
-            tags = [type_of(tag) for tag in tags if tag != OUTSIDE]
+            tags = [name_of(type_of(tag)) for tag in tags if tag != OUTSIDE]
+        else:
+            remarks["tags_mark_no_entities"] = f"accuracy decides ({_some(sorted(set(tags)))})"
         unknown = [tag for tag in tags if tag not in self._types]
         return remarks | {
             "words_with_unknown_tags": len(unknown),
@@ -504,143 +619,50 @@ class TokenClassification(Task):
             self.checked_row(row)
         if not self.chosen.entities:
             return
-        plain_tag = next((tag for tag in row["tags"] if not is_of_entity(tag)), None)
+        nameless, tags = self._is_nameless, set(row["tags"]) - {OUTSIDE}
+        plain_tag = min(
+            (tag for tag in tags if not (tag in PREFIXES if nameless else is_of_entity(tag))),
+            default=None,
+        )
         if plain_tag is not None:
+            such_as = "B, I" if nameless else "B-PER, I-PER"
             raise CorpusError(
-                f"row {number}: wanted entity tags (B-PER, I-PER, O), as in the training rows, "
+                f"row {number}: wanted entity tags ({such_as}, O), as in the training rows, "
                 f"got {plain_tag!r}: correct the row, or remove it"
             )
 
-    def _label_ids(self, row: Row, number: int) -> Int[np.ndarray, "words"]:
+    def _label_ids(
+        self, row: Row, number: int, words: Int[np.ndarray, "units"]
+    ) -> Int[np.ndarray, "units"]:
+        """The label of each unit, from its word: of an entity, the first begins it and the others
+        are inside. Of a word outside, only one of the later has a label, or long ones, such as
+        addresses of pages, would teach little but `O`."""
         self._check(row, number)
-        tags = row["tags"]
-        if self.chosen.entities:
-            tags = tags_of(entities_of(tags), len(tags), _scheme_of(self.labels))
-        return np.array([self._ids.get(tag, IGNORE) for tag in tags], dtype=np.int64)
+        full = full_words(row["tokens"])
+        tags, places = [row["tags"][word] for word in full], np.searchsorted(full, words)
+        if not self.chosen.entities:
+            tags = [tags[place] for place in places]
+        else:
+            entities = []
+            for entity in entities_of(tags):
+                first, end = np.searchsorted(places, [entity.first, entity.end]).tolist()
+                entities += [Entity(entity.type, first, end)] if end > first else []
+            tags = tags_of(entities, len(words), scheme_of(self.labels))
+        ids = np.array([self._ids.get(tag, IGNORE) for tag in tags], dtype=np.int64)
+        if self.chosen.entities and len(ids):
+            _, firsts, of_word, sizes = np.unique(
+                words, return_index=True, return_inverse=True, return_counts=True
+            )
+            later = np.arange(len(words)) - firsts[of_word] - 1
+            unused = (later >= 0) & (later != words % np.maximum(1, sizes - 1)[of_word])
+            ids[unused & (np.array(tags) == OUTSIDE)] = IGNORE
+        return ids
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """The words of a text, and which of them a window scores."""
-
-    text: str
-    spans: Spans
-    words: Int[np.ndarray, "scored"]
-    """The word of each scored piece."""
-
-
-def _counted(sizes: Int[np.ndarray, "runs"]) -> Int[np.ndarray, "_"]:
-    """0, 1, … within each run."""
-    return np.arange(sizes.sum()) - np.repeat(starts_of(sizes), sizes)
-
-
-def _by_word(
-    words: Int[np.ndarray, "scored"],
-    probabilities: Float[np.ndarray, "scored classes"],
-    strategy: AggregationStrategy,
-) -> tuple[Int[np.ndarray, "words"], Float[np.ndarray, "words classes"]]:
-    """Words, and the probabilities of each from those of its pieces, as transformers' aggregation
-    strategies do."""
-    if strategy not in ("average", "max") or not len(words):
-        return words, probabilities
-    known, firsts, counts = np.unique(words, return_index=True, return_counts=True)
-    if strategy == "average":
-        return known, np.add.reduceat(probabilities, firsts) / counts[:, None]
-    order = np.lexsort((-probabilities.max(-1), words))  # the most certain piece of each word first
-    return known, probabilities[order[firsts]]
-
-
-def _scheme_of(labels: Sequence[str]) -> Scheme:
-    """The scheme that a model with these entity labels writes.
-
-    Only IOB1 lacks `B-` for types that never directly follow an entity of the same type.
-    """
-    prefixes = {label[:2] for label in labels}
-    if prefixes & {"L-", "U-"}:
-        return "BILOU"
-    if prefixes & {"E-", "S-"}:
-        return "BIOES"
-    types = {type_of(label) for label in labels} - {""}
-    return "BIO" if all(f"B-{kind}" in labels for kind in types) else "IOB1"
-
-
-def _text_of(tokens: Sequence[str]) -> tuple[str, Spans]:
-    """The words joined by spaces, and the character span of each."""
-    lengths = np.array([len(token) for token in tokens], dtype=np.int64)
-    ends = np.cumsum(lengths + 1) - 1
-    return " ".join(tokens), np.stack([ends - lengths, ends], axis=1)
-
-
-def _spans_of(pieces: Pieces) -> Spans:
-    """The character span of each word found by the tokenizer."""
-    known = (pieces.words >= 0) & (pieces.offsets[:, 1] > pieces.offsets[:, 0])
-    offsets = pieces.offsets[known]
-    _, firsts, counts = np.unique(pieces.words[known], return_index=True, return_counts=True)
-    return np.stack([offsets[firsts, 0], offsets[firsts + counts - 1, 1]], axis=1)
-
-
-def _first_pieces(
-    offsets: Int[np.ndarray, "pieces 2"], spans: Spans
-) -> tuple[Int[np.ndarray, "found"], Int[np.ndarray, "found"]]:
-    """For every word that has pieces: its first piece, and its index."""
-    if not len(offsets) or not len(spans):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    # A piece belongs to the last word that starts at or before its last character.
-    word = np.searchsorted(spans[:, 0], offsets[:, 1] - 1, side="right") - 1
-    words, firsts = np.unique(word, return_index=True)
-    known = words >= 0
-    return firsts[known].astype(np.int64), words[known].astype(np.int64)
-
-
-def _by_owner(
-    firsts: Int[np.ndarray, "words"], parts: Sequence[Slice]
-) -> list[Int[np.ndarray, "_"]]:
-    """For every slice: which words it owns, by their first pieces."""
-    ends = np.array([part.own_end for part in parts])
-    owners = np.searchsorted(ends, firsts, side="right")
-    order = np.argsort(owners, kind="stable")
-    bounds = np.searchsorted(owners[order], np.arange(1, len(parts)))
-    return np.split(order, bounds)
-
-
-def _groups(
-    origin: _Words, tags: Sequence[str], shares: np.ndarray, ignored: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Entities, each scored by the mean of its words' scores.
-
-    As in transformers, neighbours with the same tag of no scheme are one, and an entity has the
-    name of its first tag after the hyphen.
-    """
-    marked = [tag if is_of_entity(tag) else f"I-{tag}" for tag in tags]
-    named = [(entity, tags[entity.first].split("-", 1)[-1]) for entity in entities_of(marked)]
-    return [
-        _answer(origin, entity.first, entity.end, "entity_group", name, shares)
-        for entity, name in named
-        if name not in ignored
-    ]
-
-
-def _words(
-    origin: _Words, tags: Sequence[str], shares: np.ndarray, ignored: Sequence[str]
-) -> list[dict[str, Any]]:
-    return [
-        _answer(origin, place, place + 1, "entity", tag, shares)
-        for place, tag in enumerate(tags)
-        if tag not in ignored
-    ]
-
-
-def _answer(
-    origin: _Words, first: int, end: int, key: str, label: str, shares: np.ndarray
-) -> dict[str, Any]:
-    start, stop = int(origin.spans[first, 0]), int(origin.spans[end - 1, 1])
-    return {
-        key: label,
-        "score": float(shares[first:end].mean()),
-        "word": origin.text[start:stop],
-        "start": start,
-        "end": stop,
-    }
+def _some(tags: Sequence[str]) -> str:
+    """A few of them, for a line."""
+    more = len(tags) - SHOWN_TAGS
+    return ", ".join(tags[:SHOWN_TAGS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _column(values: list[Any]) -> np.ndarray:

@@ -1,9 +1,10 @@
 """Labelled sets on one rank: batches to train on, and measurements of a model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import Any
 
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.data.order import GlobalOrder
@@ -13,6 +14,7 @@ from bert_core.model.attention import packing
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.base import Task
+from bert_core.tasks.shapes import Row
 from bert_core.train.config import LoopConfig
 from bert_core.train.loop import evaluate, evaluation_scores
 from pipelines.training.config import LabelledTrainingConfig
@@ -64,7 +66,17 @@ class LabelledRank:
 
     def measure(self, split: str, loop: LoopConfig, model: ObjectiveModel) -> dict[str, float]:
         """The loss of each part, and the task's metrics under `TASK`. Collective."""
-        rows, windows = self.sets[split].rows, self.sets[split].windows
+        task, rows, measured = self.task, self.sets[split].rows, self.sets[split]
+        columns = task.compare(rows, self._answers(rows, measured.windows, model))
+        if measured.plain:
+            plain = task.plain(rows) or ()
+            columns |= task.compare_plain(rows, self._answers(plain, measured.plain, model))
+        metrics = task.metrics(columns)
+        return evaluate(model, self.batches(split, 0).once(), loop) | on_all(TASK, metrics)
+
+    def _answers(
+        self, rows: Sequence[Row], windows: Sequence[Window], model: ObjectiveModel
+    ) -> list[Any]:
         scores = evaluation_scores(
             model,
             windows,
@@ -72,6 +84,4 @@ class LabelledRank:
             most_tokens=self.config.micro_batch_tokens,
             packed_from=self.packed_from,
         )
-        answers = self.task.decode(rows, windows, scores)
-        metrics = self.task.metrics(self.task.compare(rows, answers))
-        return evaluate(model, self.batches(split, 0).once(), loop) | on_all(TASK, metrics)
+        return self.task.decode(rows, windows, scores)

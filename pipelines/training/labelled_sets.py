@@ -1,6 +1,6 @@
 """The labelled sets of a training stage, and what each is for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -75,6 +75,8 @@ class LabelledSet:
     """Of training rows, only windows that have something to learn from."""
     cut: int
     """Number of rows whose windows lack a part of the input, or the answer."""
+    plain: "Sequence[Window]" = ()
+    """Of rows that measure a model, the windows of their plain inputs, if they have others."""
     read: dict[str, int] = field(default_factory=dict)
     """What was left out or changed when the rows were read."""
 
@@ -172,9 +174,13 @@ def encoded(
         with rows_of(f"{source.source} ({part})"):
             windows = task.encode(rows, bundle.tokenizer, config.max_length, labelled=True)
         cut = cut_rows(windows)
+        inputs = None
         if part == TRAIN:
             windows = [window for window in windows if not window.is_unlabelled]
-        sets[part] = LabelledSet(rows, windows, cut, parts.read.get(part, {}))
+        else:
+            inputs = task.plain(rows)
+        plain = task.encode(inputs, bundle.tokenizer, config.max_length) if inputs else ()
+        sets[part] = LabelledSet(rows, windows, cut, plain, parts.read.get(part, {}))
     if sets[TRAIN].left_out and len(sets[TRAIN].windows) < config.batch_size:
         raise CorpusError(
             f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows with "

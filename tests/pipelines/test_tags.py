@@ -102,7 +102,9 @@ def test_a_file_is_scored_alike_in_every_scheme_whatever_the_model_learned_from(
         )  # fmt: skip
         counts = evaluate.run(config).counts
         assert (counts["tag_scheme"], counts["tags_that_break_their_scheme"]) == (scheme, 0)
-        found.append({name: counts[name] for name in ("f1", "precision", "recall", "surface_f1")})
+        names = ("f1", "precision", "recall", "surface_f1", "text_f1", "text_recall")
+        found.append({name: counts[name] for name in names})
+        assert (counts["text_f1"], counts["baseline_text_f1"]) == (counts["f1"], 0.0)  # plain words
     assert found == [found[0]] * len(SCHEMES)
     assert 0 < found[0]["f1"] < 1
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bert_core.bundle.format import load_bundle
 from bert_core.bundle.layout import RECORD
 from bert_core.data.labelled_formats import labelled_records
-from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, CorpusError, InputError
@@ -111,12 +111,31 @@ def test_words_of_a_text_are_those_of_the_tokenizer_without_spaces(
     assert len(window.positions["token_positions"]) == len(words)
 
 
-def test_a_word_of_which_nothing_is_left_is_outside() -> None:
-    row = {"tokens": ["ab", "\x00", "c"], "tags": ["B-per", "I-per", "I-per"]}
-    windows = TASK.encode([row], WORDPIECE, 16, labelled=True)
+PARTS = TokenClassification(LABELS, TokenClassificationOptions(stride=3, label_parts=True))
+
+
+@pytest.mark.parametrize("task", [TASK, PARTS], ids=["words", "parts"])
+@pytest.mark.parametrize("tokenizer", [WORDPIECE, BPE], ids=["wordpiece", "bpe"])
+@pytest.mark.parametrize("nothing", ["\x00", "\u200b", "\ufe0f", "\u0301", "\u00ad", "\u2060", ""])
+@pytest.mark.parametrize("tag", ["I-per", "O"])
+def test_a_word_of_which_nothing_is_left_is_no_evidence(
+    task: TokenClassification, tokenizer: Tokenizer, nothing: str, tag: str
+) -> None:
+    # Of Unicode's categories Cc, Cf and Mn: BERT's normalizer removes them, or some of them.
+    row = {"tokens": ["ab", nothing, "c", nothing], "tags": ["B-per", tag, "I-per", "B-loc"]}
+    windows = task.encode([row], tokenizer, 16, labelled=True)
     assert windows[0].labels["token_labels"].tolist() == [1, 3]
-    (answer,) = TASK.decode([row], windows, scored(windows, [row["tags"]]))
-    assert [one["word"] for one in answer] == ["ab", "c"]
+    (answer,) = task.decode([row], windows, scored(windows, [row["tags"]]))
+    [found] = [(one["entity_group"], one["word"], one["score"]) for one in answer]
+    assert found == ("per", f"ab {nothing} c", pytest.approx(np.exp(5) / (np.exp(5) + 4)))
+    assert task.metrics(task.compare([row], [answer]))["f1"] == 1.0
+    (text,) = task.plain([row])
+    windows = task.encode([text], tokenizer, 16)
+    (answer,) = task.decode([text], windows, scored(windows, [["B-per", "I-per"]]))
+    assert task.metrics(task.compare([row], [answer]) | task.compare_plain([row], [answer])) == {
+        **dict.fromkeys(("precision", "recall", "f1", "surface_f1"), 1.0),
+        **dict.fromkeys(("text_precision", "text_recall", "text_f1"), 1.0),
+    }
 
 
 def test_tags_that_are_of_no_entities_are_counted_one_by_one() -> None:
@@ -139,9 +158,11 @@ def test_tags_that_are_of_no_entities_are_counted_one_by_one() -> None:
         "NOUN": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1},
         "VERB": {"precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3), "support": 1},
     }
-    assert task.metrics(task.constant(rows)) == {"accuracy": pytest.approx(1 / 3)}
+    both = dict.fromkeys(("accuracy", "text_accuracy"), pytest.approx(1 / 3))
+    assert task.metrics(task.constant(rows)) == both
     assert task.remarks(rows) == {
-        "rows_with_empty_text": 0, "words_with_unknown_tags": 0, "unknown_tags": ""
+        "rows_with_empty_text": 0, "words_with_unknown_tags": 0, "unknown_tags": "",
+        "tags_mark_no_entities": "accuracy decides (DET, NOUN, VERB)",
     }  # fmt: skip
 
 
@@ -260,6 +281,192 @@ def test_a_scheme_that_is_given_has_to_be_the_rows() -> None:
         ConfigError, match=r"wanted one of BIO, IOB1, BIOES, BILOU, got text .*BMES"
     ):
         TokenClassification.options_of({"scheme": "BMES"})
+
+
+# Words with punctuation inside, as CoNLL-2003, JNLPBA and BC5CDR have them, and what a tagger may
+# say of the parts of each (transformers#23322).
+DIVIDED = ["U.S.", "Jean-Pierre", "AT&T", "O'Brien", "IL-2", "a.smith@mail.example", "+1-555-0100"]
+UNIGRAM = train_tokenizer("unigram", [" ".join(DIVIDED), "We saw , of the ."] * 3, vocab_size=70,
+    lowercase=False)  # fmt: skip
+MARKS = tiny.tokenizer([*tiny.pieces(tiny.LETTERS), *".,-'&@+", *tiny.pieces("0125iltpmsuvx")])
+
+
+@pytest.mark.parametrize("tokenizer", [MARKS, BPE, UNIGRAM], ids=lambda one: one.kind)
+@pytest.mark.parametrize("word", DIVIDED)
+@pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
+def test_a_word_of_several_parts_is_one_entity_in_words_and_in_a_text(
+    tokenizer: Tokenizer, word: str, strategy: str
+) -> None:
+    row = {"tokens": ["saw", word, ",", "of"], "tags": ["O", "B-loc", "O", "O"]}
+    windows = PARTS.encode([row], tokenizer, 64, labelled=True)
+    labels = [PARTS.labels[at] for at in windows[0].labels["token_labels"]]
+    parts = len(labels) - 3
+    assert labels == ["O", "B-loc", *["I-loc"] * (parts - 1), "O", "O"]
+    assert parts > 1
+    parameters = TokenClassificationParameters(aggregation_strategy=strategy)  # type: ignore[arg-type]
+    text = f"saw {word}, of"
+    for learned in (labels, ["O", *["B-loc"] * parts, "O", "O"]):  # joined either way
+        for each in (row, {"text": text}):
+            windows = PARTS.encode([each], tokenizer, 64, parameters=parameters)
+            of_units = [scores_of(window.origin.units, learned) for window in windows]
+            (answer,) = PARTS.decode([each], windows, of_units, parameters)
+            [found] = [(one["entity_group"], one["word"], one["start"]) for one in answer]
+            assert found == ("loc", word, 4)
+            assert answer[0]["score"] == pytest.approx(np.exp(5) / (np.exp(5) + 4))
+    bare = TokenClassificationParameters(aggregation_strategy="none")
+    windows = PARTS.encode([{"text": text}], tokenizer, 64, parameters=bare)
+    of_units = [scores_of(window.origin.units, labels) for window in windows]
+    (answer,) = PARTS.decode([{"text": text}], windows, of_units, bare)
+    assert [(one["entity"], one["word"]) for one in answer] == [("B-loc", word)]
+
+
+def scores_of(units: np.ndarray, tags: list[str]) -> np.ndarray:
+    scores = np.zeros((len(units), len(LABELS)), np.float32)
+    scores[np.arange(len(units)), [LABELS.index(tags[unit]) for unit in units]] = 5.0
+    return scores
+
+
+@pytest.mark.parametrize("tokenizer", [MARKS, BPE, UNIGRAM], ids=lambda one: one.kind)
+def test_words_and_the_text_that_they_make_are_read_alike(tokenizer: Tokenizer) -> None:
+    rows: list[dict[str, Any]] = [{"tokens": ["saw", "(", word, ")", ",", word, "."]}
+        for word in DIVIDED]  # fmt: skip
+    texts = PARTS.plain(rows)
+    assert texts[0] == {"text": "saw (U.S.), U.S. ."}
+    for known, plain in zip(
+        PARTS.encode(rows, tokenizer, 64), PARTS.encode(texts, tokenizer, 64), strict=True
+    ):
+        assert known.ids[0].tolist() == plain.ids[0].tolist()
+        assert known.positions["token_positions"].tolist() == (
+            plain.positions["token_positions"].tolist()
+        )
+
+
+def test_of_a_word_outside_one_later_part_has_a_label() -> None:
+    row = {"tokens": ["a.b-c", "x", "a.b-c"], "tags": ["O", "B-loc", "O"]}
+    [window] = PARTS.encode([row], MARKS, 32, labelled=True)
+    none = [IGNORE] * 3
+    assert window.labels["token_labels"].tolist() == [4, 4, *none, 0, 4, *none[:2], 4, IGNORE]
+
+
+def test_a_piece_that_would_cross_two_words_is_kept_apart_by_a_space() -> None:
+    pieces = [*SPECIAL_TOKENS, "▁etc.", "▁etc", "▁abc", "▁", "."]
+    merged = Tokenizer.from_pieces([(piece, -1.0) for piece in pieces], lowercase=False)
+    row = {"tokens": ["abc", "etc", "."], "tags": ["O", "O", "B-loc"]}
+    [window] = PARTS.encode([row], merged, 16, labelled=True)
+    assert window.origin.words.tolist() == [0, 1, 2]
+    [plain] = PARTS.encode([{"text": "abc etc."}], merged, 16)
+    assert [(start, end) for start, end in plain.origin.spans] == [(0, 3), (4, 8)]
+
+
+def test_neighbours_in_a_script_without_spaces_are_two_words() -> None:
+    tokenizer = tiny.tokenizer([*"張三李四在京"])
+    row = {"text": "張三李四在京"}
+    windows = PARTS.encode([row], tokenizer, 16)
+    tags = ["B-per", "I-per", "B-per", "I-per", "O", "B-loc"]
+    (answer,) = PARTS.decode([row], windows, scored(windows, [tags]))
+    assert [one["word"] for one in answer] == ["張三", "李四", "京"]
+
+
+def test_tags_of_no_entities_are_of_all_parts_and_joined_if_they_are_alike() -> None:
+    task = TokenClassification(["NUM", "PUNCT", "X"], TokenClassificationOptions(label_parts=True))
+    row = {"tokens": ["1.5", "U.S.", ".", "..."], "tags": ["NUM", "X", "PUNCT", "PUNCT"]}
+    [window] = task.encode([row], MARKS, 32, labelled=True)
+    assert window.labels["token_labels"].tolist() == [0] * 3 + [2] * 4 + [1] * 2
+    text = {"text": "1.5 U.S. . ..."}
+    windows = task.encode([text], MARKS, 32)
+    answers = task.decode(
+        [text], windows, [np.eye(3, dtype=np.float32)[window.labels["token_labels"]]]
+    )
+    assert [(one["entity"], one["word"]) for one in answers[0]] == [
+        ("NUM", "1.5"), ("X", "U.S."), ("PUNCT", "."), ("PUNCT", "..."),
+    ]  # fmt: skip
+    assert task.plain([row]) == [text]
+    wrong = [[{"entity": "NUM", "start": 0, "end": 1}, {"entity": "X", "start": 4, "end": 8}]]
+    known = task.compare([row], [[]]) | task.compare_plain([row], wrong)
+    assert task.metrics(known) == {"accuracy": 0.0, "text_accuracy": 0.25}
+
+
+def test_a_model_that_does_not_say_how_it_was_trained_answers_as_before() -> None:
+    row = {"tokens": ["U.S."], "tags": ["B-loc"]}
+    [window] = TASK.encode([row], MARKS, 16, labelled=True)
+    assert window.labels["token_labels"].tolist() == [0]
+    windows = TASK.encode([{"text": "U.S."}], MARKS, 16)
+    (answer,) = TASK.decode([{"text": "U.S."}], windows, scored(windows, [["B-loc", "O"] * 2]))
+    assert [one["word"] for one in answer] == ["U", "S"]
+    assert TokenClassification.from_rows(IOB1_ROWS).chosen.label_parts is True
+    chosen = TokenClassificationOptions(label_parts=False)
+    assert TokenClassification.from_rows(IOB1_ROWS, chosen).chosen.label_parts is False
+
+
+NAMELESS_ROWS: list[dict[str, Any]] = [
+    {"tokens": ["colon", "cancer", "is", "bad"], "tags": ["B", "I", "O", "O"]},
+    {"tokens": ["a", "cancer", "b"], "tags": ["O", "B", "B"]},
+]
+
+
+@pytest.mark.parametrize("entities", [None, True])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_prefixes_alone_mark_entities_of_one_type_without_a_name(
+    scheme: Scheme, entities: bool | None
+) -> None:
+    rows = rewritten(NAMELESS_ROWS, scheme)
+    task = TokenClassification.from_rows(rows, TokenClassificationOptions(entities=entities))
+    assert (task.labels, task.primary_metric) == (["B", "I", "O"], "f1")
+    assert (task.chosen.entities, task.chosen.scheme) == (True, scheme)
+    assert task.kinds_found == ["_"]  # as seqeval 1.2.2 names it
+    windows = task.encode(rows, WORDPIECE, 16, labelled=True)
+    learned = [window.labels["token_labels"].tolist() for window in windows]
+    assert learned == [[0, 1, 2, 2], [2, 0, 0]]
+    right = [np.eye(3, dtype=np.float32)[labels] for labels in learned]
+    answers = task.decode(rows, windows, right)
+    assert [[(one["entity_group"], one["word"]) for one in each] for each in answers] == [
+        [("_", "colon cancer")], [("_", "cancer"), ("_", "b")],
+    ]  # fmt: skip
+    columns = task.compare(rows, answers)
+    assert task.metrics(columns)["f1"] == 1.0
+    assert task.by_class(columns) == {
+        "_": {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 3}
+    }
+    asked = TokenClassificationParameters(scheme=scheme, ignore_labels=[])
+    told = task.decode(rows, windows, right, asked)
+    assert [[one["entity"] for one in each] for each in told] == [row["tags"] for row in rows]
+    assert TokenClassification(["O", "B", "I"]).chosen.entities, "a model of others is read alike"
+    with pytest.raises(CorpusError, match=r"wanted entity tags \(B, I, O\), .* got 'B-per'"):
+        task.compare([{"tokens": ["a"], "tags": ["B-per"]}], [[]])
+    with pytest.raises(CorpusError, match=r"wanted entity tags \(B-PER, I-PER, O\), .* got 'B'"):
+        TASK.compare([{"tokens": ["a"], "tags": ["B"]}], [[]])
+
+
+@pytest.mark.parametrize(
+    ("tags", "shown"),
+    [
+        (["S", "O", "V"], "O, S, V"),  # subject, object, verb
+        (["PER", "O"], "O, PER"),
+        (["B_PER", "I_PER", "O"], "B_PER, I_PER, O"),
+        (["b-per", "o"], "b-per, o"),
+        ([*"abcdefghij"], "a, b, c, d, e, f, g, h and 2 more"),
+    ],
+)
+def test_tags_that_mark_no_entities_are_told_with_what_they_look_like(
+    tags: list[str], shown: str
+) -> None:
+    rows = [{"tokens": tags, "tags": tags}]
+    task = TokenClassification.from_rows(rows)
+    assert task.primary_metric == "accuracy"
+    assert task.remarks(rows)["tags_mark_no_entities"] == f"accuracy decides ({shown})"
+
+
+@pytest.mark.parametrize("kind", ["O", "_", "B", "text_f1"])
+def test_a_type_may_have_any_name(kind: str) -> None:
+    rows = [{"tokens": ["a", "b"], "tags": [f"B-{kind}", "O"]}]
+    task = TokenClassification.from_rows(rows)
+    windows = task.encode(rows, WORDPIECE, 16, labelled=True)
+    answers = task.decode(
+        rows, windows, [np.eye(3, dtype=np.float32)[windows[0].labels["token_labels"]]]
+    )
+    assert [(one["entity_group"], one["word"]) for one in answers[0]] == [(kind, "a")]
+    assert task.kinds_found == [kind]
+    assert task.metrics(task.compare(rows, answers))["f1"] == 1.0
 
 
 PLACES = st.lists(

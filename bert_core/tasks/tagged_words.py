@@ -1,0 +1,235 @@
+"""The words of a tagger's rows and texts: how they are read, and how their tags become answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from bert_core.data.ragged import starts_of
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.windows import Ids, Pieces, Slice, pieces_of
+from bert_core.data.words import (
+    Spans,
+    Units,
+    crossed,
+    glue_of,
+    in_one_word,
+    is_evidence,
+    joined,
+    parts_of,
+    units_of,
+)
+from bert_core.metrics.entities import (
+    NAMELESS,
+    OUTSIDE,
+    PREFIXES,
+    entities_of,
+    runs_of,
+    type_of,
+)
+from bert_core.tasks.shapes import Row
+
+AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A row as it is read."""
+
+    text: str
+    """That which the answer is about."""
+    spans: Spans
+    """Its words: those that the row names, else its units."""
+    ids: Ids
+    units: Units
+    words: Int[np.ndarray, "units"]
+    """The word of each unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The words of a text, and which of them a window scores."""
+
+    text: str
+    spans: Spans
+    units: Int[np.ndarray, "scored"]
+    """The unit of each scored piece."""
+    words: Int[np.ndarray, "scored"]
+    """The word of each scored piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """The words of a text with their tags."""
+
+    text: str
+    spans: Spans
+    tags: list[str]
+    shares: Float[np.ndarray, "words"]
+    """The probability of each tag; NaN for a word without pieces."""
+
+
+def read(rows: Sequence[Row], tokenizer: Tokenizer, *, by_parts: bool) -> list[Reading]:
+    """How rows with `tokens`, or else a `text`, are read.
+
+    Args:
+        by_parts: whether the units are the parts of words; else they are known words, and those
+            that the tokenizer finds in a text.
+    """
+    readings = dict[int, Reading]()
+    plain = [place for place, row in enumerate(rows) if row.get("tokens") is None]
+    texts = [rows[place]["text"] for place in plain]
+    for place, text, pieces in zip(plain, texts, pieces_of(tokenizer, texts), strict=True):
+        units = units_of(parts_of(text) if by_parts else _words_in(text, pieces), pieces.offsets)
+        words = np.arange(len(units.spans))
+        readings[place] = Reading(text, units.spans, pieces.ids, units, words)
+    known = [place for place in range(len(rows)) if place not in readings]
+    lists = [rows[place]["tokens"] for place in known]
+    for place, tokens, (text, starts, pieces) in zip(
+        known, lists, _known_words(tokenizer, lists, as_written=by_parts), strict=True
+    ):
+        shown, spans = joined(tokens)
+        if by_parts:
+            units = units_of(parts_of(text), pieces.offsets)
+            words = np.searchsorted(starts, units.spans[:, 0], side="right") - 1
+        else:
+            full = np.flatnonzero([is_evidence(token) for token in tokens])
+            units = units_of(spans[full], pieces.offsets)
+            words = full[units.parts]
+        readings[place] = Reading(shown, spans, pieces.ids, units, words)
+    return [readings[place] for place in range(len(rows))]
+
+
+def full_words(tokens: Sequence[str]) -> Int[np.ndarray, "words"]:
+    """The words of which something is left when it is read."""
+    return np.flatnonzero([is_evidence(token) for token in tokens])
+
+
+def _words_in(text: str, pieces: Pieces) -> Spans:
+    """The character span of each word that the tokenizer finds."""
+    known = (pieces.words >= 0) & (pieces.offsets[:, 1] > pieces.offsets[:, 0])
+    offsets = pieces.offsets[known]
+    _, firsts, counts = np.unique(pieces.words[known], return_index=True, return_counts=True)
+    spans = np.stack([offsets[firsts, 0], offsets[firsts + counts - 1, 1]], axis=1)
+    return spans[[is_evidence(text[start:end]) for start, end in spans]]
+
+
+def _known_words(
+    tokenizer: Tokenizer, lists: Sequence[Sequence[str]], *, as_written: bool
+) -> list[tuple[str, Int[np.ndarray, "words"], Pieces]]:
+    """Of each list of words the text that is read, where in it they start, and its pieces.
+
+    Args:
+        as_written: whether words are joined as people write them, so that a tokenizer that sees
+            spaces finds the pieces that it finds in a text. No piece belongs to two words: a space
+            keeps them apart where one would.
+    """
+    glued = [glue_of(each) if as_written else np.zeros(len(each), bool) for each in lists]
+    known = dict[int, tuple[str, np.ndarray, Pieces]]()
+    left = list(range(len(lists)))
+    while left:
+        texts = [joined(lists[place], glued[place]) for place in left]
+        pieces = pieces_of(tokenizer, [text for text, _ in texts])
+        for place, (text, spans), of_text in zip(left, texts, pieces, strict=True):
+            apart = glued[place] & crossed(spans[:, 0], of_text.offsets)
+            glued[place] = glued[place] & ~apart
+            if not apart.any():
+                known[place] = text, spans[:, 0], of_text
+        left = [place for place in left if place not in known]
+    return [known[place] for place in range(len(lists))]
+
+
+def by_owner(
+    firsts: Int[np.ndarray, "words"], parts: Sequence[Slice]
+) -> list[Int[np.ndarray, "_"]]:
+    """For every slice: which words it owns, by their first pieces."""
+    ends = np.array([part.own_end for part in parts])
+    owners = np.searchsorted(ends, firsts, side="right")
+    order = np.argsort(owners, kind="stable")
+    bounds = np.searchsorted(owners[order], np.arange(1, len(parts)))
+    return np.split(order, bounds)
+
+
+def counted(sizes: Int[np.ndarray, "runs"]) -> Int[np.ndarray, "_"]:
+    """0, 1, … within each run."""
+    return np.arange(sizes.sum()) - np.repeat(starts_of(sizes), sizes)
+
+
+def by_unit(
+    scored: Scored,
+    probabilities: Float[np.ndarray, "scored classes"],
+    strategy: AggregationStrategy,
+) -> tuple[Int[np.ndarray, "units"], Float[np.ndarray, "units classes"]]:
+    """The word of each unit, and its probabilities from those of its pieces, as transformers'
+    aggregation strategies do."""
+    if strategy not in ("average", "max") or not len(scored.units):
+        return scored.words, probabilities
+    _, firsts, counts = np.unique(scored.units, return_index=True, return_counts=True)
+    words = scored.words[firsts]
+    if strategy == "average":
+        return words, np.add.reduceat(probabilities, firsts) / counts[:, None]
+    # The most certain piece of each unit first.
+    order = np.lexsort((-probabilities.max(-1), scored.units))
+    return words, probabilities[order[firsts]]
+
+
+def in_words(tagged: Tagged, *, of_entities: bool) -> Tagged:
+    """The parts of a text joined to words: without white space between, and of one entity, or
+    with one tag. As for words that are known, the first part decides."""
+    goes_on = in_one_word(tagged.text, tagged.spans)
+    for place in np.flatnonzero(goes_on):
+        before, tag = tagged.tags[place - 1 : place + 1]
+        if of_entities:
+            goes_on[place] = OUTSIDE not in (before, tag) and type_of(before) == type_of(tag)
+        else:
+            goes_on[place] = before == tag
+    firsts = np.flatnonzero(~goes_on)
+    lasts = np.append(firsts[1:], len(goes_on)) - 1
+    return Tagged(
+        tagged.text,
+        np.stack([tagged.spans[firsts, 0], tagged.spans[lasts, 1]], axis=1),
+        [tagged.tags[place] for place in firsts],
+        tagged.shares[firsts],
+    )
+
+
+def entity_answers(
+    tagged: Tagged, ignored: Sequence[str], *, of_entities: bool
+) -> list[dict[str, Any]]:
+    """Entities, each scored by the mean of its words' scores.
+
+    As in transformers, an entity has the name of its first tag after the hyphen. A type may be
+    called `O`, which is no entity's tag.
+    """
+    entities = (entities_of if of_entities else runs_of)(tagged.tags)
+    tags = [tagged.tags[entity.first] for entity in entities]
+    names = [NAMELESS if of_entities and tag in PREFIXES else tag.split("-", 1)[-1] for tag in tags]
+    left_out = {*ignored} - ({OUTSIDE} if of_entities else set())
+    return [
+        _answer(tagged, entity.first, entity.end, "entity_group", name)
+        for entity, name in zip(entities, names, strict=True)
+        if name not in left_out
+    ]
+
+
+def word_answers(tagged: Tagged, ignored: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        _answer(tagged, place, place + 1, "entity", tag)
+        for place, tag in enumerate(tagged.tags)
+        if tag not in ignored
+    ]
+
+
+def _answer(tagged: Tagged, first: int, end: int, key: str, label: str) -> dict[str, Any]:
+    start, stop = int(tagged.spans[first, 0]), int(tagged.spans[end - 1, 1])
+    shares = tagged.shares[first:end]
+    shares = shares[~np.isnan(shares)]
+    return {
+        key: label,
+        "score": float(shares.mean()) if len(shares) else 0.0,
+        "word": tagged.text[start:stop],
+        "start": start,
+        "end": stop,
+    }
