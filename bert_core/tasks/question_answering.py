@@ -18,13 +18,13 @@ from bert_core.checks import NonNegativeInt, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import (
     Cut,
-    Pieces,
     Window,
     first_ids_of,
     pieces_of,
     slices,
     with_special_tokens,
 )
+from bert_core.data.words import parts_of
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
 from bert_core.model.config import EncoderConfig
@@ -106,8 +106,9 @@ class QuestionAnsweringParameters(Parameters):
     """Maximum tokens of an answer."""
     handle_impossible_answer: bool | None = None
     """Whether "no answer" competes too, as an empty answer; None does as the model was trained."""
-    align_to_words: bool = False
-    """Extend answers to whole words, as the tokenizer splits the passage."""
+    align_to_words: bool = True
+    """Extend answers to whole words, or their parts between punctuation marks, as transformers 4
+    did; in scripts without spaces they stay as they are."""
     doc_stride: NonNegativeInt | None = None
     """Tokens shared by neighbouring windows; None takes the model's option."""
     max_question_len: PositiveInt | None = None
@@ -264,7 +265,7 @@ class QuestionAnswering(Task):
             stride = min(doc_stride, room // 2)
             characters = context.offsets
             if parameters.align_to_words:
-                characters = _whole_words(context)
+                characters = _whole_words(row["context"], context.offsets)
             answer = _first_answer(row, number + 1) if labelled else None
             pieces = None if answer is None else _pieces_of(answer, context.offsets)
             parts = slices(len(context.ids), room, stride)
@@ -418,17 +419,17 @@ def _first_answer(row: Row, number: int) -> tuple[int, int] | None:
     return start, start + len(text)
 
 
-def _whole_words(pieces: Pieces) -> Int[np.ndarray, "pieces 2"]:
-    """For each piece, the characters of its whole word."""
-    offsets = pieces.offsets.copy()
-    _, word = np.unique(pieces.words, return_inverse=True)
-    starts = np.full(word.max(initial=-1) + 1, np.iinfo(np.int64).max)
-    ends = np.zeros_like(starts)
-    np.minimum.at(starts, word, offsets[:, 0])
-    np.maximum.at(ends, word, offsets[:, 1])
-    is_word = pieces.words >= 0
-    offsets[is_word] = np.stack([starts, ends], axis=1)[word[is_word]]
-    return offsets
+def _whole_words(context: str, offsets: Int[np.ndarray, "pieces 2"]) -> Int[np.ndarray, "pieces 2"]:
+    """For each piece, the characters of all parts of words that it has some of."""
+    parts = parts_of(context)
+    if not len(parts):
+        return offsets
+    first = np.searchsorted(parts[:, 1], offsets[:, 0], side="right")
+    last = np.searchsorted(parts[:, 0], offsets[:, 1], side="left") - 1
+    within = (first <= last)[:, None]  # white space and marks of nothing are in no part
+    bounds = [np.clip(side, 0, len(parts) - 1) for side in (first, last)]
+    whole = np.stack([parts[bounds[0], 0], parts[bounds[1], 1]], axis=1)
+    return np.where(within, whole, offsets)
 
 
 def _shared_pieces(tokenizer: Tokenizer, contexts: Sequence[str]) -> list[Any]:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_core.data.tokenizer import TokenizerKind
+from bert_core.data.vocabulary import train_tokenizer
 from bert_core.data.windows import Window, cut_rows
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.question_answering import (
@@ -27,6 +29,9 @@ WITH_NONE = QuestionAnswering(
 WORDS = st.lists(st.text(tiny.LETTERS + "AB.", min_size=1, max_size=5), min_size=1, max_size=40)
 
 
+BARE = QuestionAnsweringParameters(align_to_words=False)
+
+
 def row_of(context: str, answer: str | None = None) -> dict[str, Any]:
     answers = [] if answer is None else [{"text": answer, "answer_start": context.index(answer)}]
     return {"question": "a b?", "context": context, "answers": answers}
@@ -44,7 +49,7 @@ def test_a_labelled_window_holds_the_words_of_the_answer(words: list[str], data:
         "question": "a b?", "context": context,
         "answers": [{"text": answer, "answer_start": start}],
     }  # fmt: skip
-    windows = TASK.encode([row], TOKENIZER, 24, labelled=True)
+    windows = TASK.encode([row], TOKENIZER, 24, labelled=True, parameters=BARE)
     for window in windows:
         second, offsets = window.origin
         begin, end = (int(window.labels[f"{side}_positions"][0]) for side in ("start", "end"))
@@ -90,7 +95,7 @@ def test_the_best_of_all_windows_wins_with_its_characters() -> None:
 
 def test_an_answer_ends_after_it_begins_and_is_not_too_long() -> None:
     row = row_of("ab cd ef gh ab cd")
-    windows = TASK.encode([row], TOKENIZER, 32)
+    windows = TASK.encode([row], TOKENIZER, 32, parameters=BARE)
     (logits,) = scores_of(windows, {})
     second, offsets = windows[0].origin
     logits[second + 9, 0] = logits[second + 1, 1] = 9.0  # backwards
@@ -103,6 +108,37 @@ def test_an_answer_ends_after_it_begins_and_is_not_too_long() -> None:
         for one in answers:
             inside = (offsets[:, 0] >= one["start"]) & (offsets[:, 1] <= one["end"])
             assert 1 <= inside.sum() <= most
+
+
+KINDS: tuple[TokenizerKind, ...] = ("wordpiece", "bpe", "unigram")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("context", "wanted"),
+    [
+        ("in Wenchuan.", {"in", "Wenchuan", "."}),
+        ("an O'Brien, no", {"an", "O", "'", "Brien", ",", "no"}),
+        ("我住在北京。", {*"我住在北京。"}),  # huggingface_hub 1.x's schema: might hurt
+    ],
+)
+def test_answers_are_whole_words_whatever_tokenizer_reads_them(
+    kind: TokenizerKind, context: str, wanted: set[str]
+) -> None:
+    tokenizer = train_tokenizer(kind, [context, "a b ?"], vocab_size=300, lowercase=False)
+    row = row_of(context)
+    windows = TASK.encode([row], tokenizer, 64)
+    second, offsets = windows[0].origin
+    found = set()
+    for place in range(len(offsets)):
+        (logits,) = scores_of(windows, {})
+        logits[second + place] = 9.0
+        (answer,) = TASK.decode([row], windows, [logits])
+        found.add(answer["answer"].strip())
+    if kind == "bpe" and not context.isascii():  # whose pieces may be of two characters
+        assert all(text in context for text in found)
+    else:
+        assert found - {""} == wanted
 
 
 def test_no_answer_competes_where_a_passage_may_hold_none() -> None:
