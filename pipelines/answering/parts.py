@@ -53,8 +53,8 @@ class RowsConfig(StageConfig):
     """Which rows to read."""
 
     source: str | tuple[str, ...] = field(metadata=INPUT)
-    """Files, folders, globs or URIs of .parquet, or of .jsonl, .csv, .tsv and .txt, optionally
-    compressed (.gz, .bz2, .zst); `hf://datasets/<owner>/<name>` on the Hugging Face hub. The first
+    """Files, folders, globs or URIs of .parquet, or of .jsonl, .json, .csv, .tsv and .txt,
+    optionally compressed (.gz, .bz2, .zst, .xz); `hf://datasets/<owner>/<name>` on the Hugging Face hub. The first
     line of .csv and .tsv names the columns."""
     columns: dict[str, str] = field(default_factory=dict)
     """Field of the task → its column, if that has another name: `{text = "body"}`."""
@@ -175,7 +175,7 @@ def check_files(
     odd = [file for file in corpus.files if rows[file] is None or (tables and file not in tables)]
     if odd:
         raise CorpusError(
-            f"{odd[0].path}: wanted rows in Parquet, or in JSONL, CSV, TSV and text, not both, "
+            f"{odd[0].path}: wanted rows in Parquet, or in JSON, CSV, TSV and text, not both, "
             f"among {len(corpus.files):,} files: process them in separate runs"
         )
     for file in corpus.files:
@@ -334,7 +334,7 @@ def is_table(block: Block) -> bool:
 
 
 def read_texts(block: Block, part: OutputPart) -> Iterator[Read]:
-    """The readable rows of JSONL, CSV, TSV and text; the others are put aside."""
+    """The readable rows of JSON, CSV, TSV and text; the others are put aside."""
     for extent in block.extents:
         if reader_of(extent.file).rows == "cells":
             yield from _cells(extent, part)

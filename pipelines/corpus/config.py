@@ -17,9 +17,9 @@ class CorpusConfig:
     """Which text to read, and what counts as a document."""
 
     source: str | tuple[str, ...] = field(default=DOCSTRINGS, metadata=INPUT)
-    """Files, folders, globs or URIs of .txt, .md, .jsonl, .csv, .tsv, .parquet or the .xml of a
-    Wikipedia dump, optionally compressed (.gz, .bz2, .zst); `hf://datasets/<owner>/<name>` on the
-    Hugging Face hub; or `docstrings`."""
+    """Files, folders, globs or URIs of .txt, .md, .jsonl, .json, .csv, .tsv, .parquet or the .xml
+    of a Wikipedia dump, optionally compressed (.gz, .bz2, .zst, .xz);
+    `hf://datasets/<owner>/<name>` on the Hugging Face hub; or `docstrings`."""
     weights: tuple[Annotated[float, Range(above=0, most=100)], ...] = ()
     """Per source, how often its documents are used: 2 is twice, 0.5 is every second document."""
     licenses: tuple[str, ...] = field(default=(), metadata=REMARK)
@@ -28,7 +28,7 @@ class CorpusConfig:
     """Where a document in a text file ends: at a `blank_line`, at the end of the `line` or of the
     `file`, or before a `heading`."""
     text_column: str = "text"
-    """Column that holds the document, in JSONL, CSV, TSV and Parquet."""
+    """Column that holds the document, in JSON, CSV, TSV and Parquet."""
     errors: Errors = "fail"
     """What to do about an unreadable document: `fail` the run, or count it and `skip` it."""
     held_out_share: ShareBelowOne = 0.02

@@ -47,15 +47,15 @@ class LabelledConfig:
     """Which labelled rows to read."""
 
     source: str = field(default="", metadata=INPUT_OR_WORD)
-    """Required. A file, folder, glob or URI, optionally compressed (.gz, .bz2, .zst);
+    """Required. A file, folder, glob or URI, optionally compressed (.gz, .bz2, .zst, .xz);
     `hf://datasets/<owner>/<name>` on the Hugging Face hub; or `docstrings`: which library a
     docstring is from."""
     split: str | None = None
     """Split to read from a folder or data set that has several; by default `train` to train on, and
     `test`, or else `validation`, to measure on."""
     format: str | None = None
-    """Format of the file, as listed by `raybert list formats`; by default a .csv, .tsv, .jsonl or
-    .parquet table, by its suffix."""
+    """Format of the file, as listed by `raybert list formats`; by default a table: .csv, .tsv,
+    .jsonl, .json or .parquet."""
     columns: dict[str, str] = field(default_factory=dict)
     """Field of the task → its column, if that has another name:
     `{text = "sentence1", text_pair = "sentence2"}`. By default as in training, if the file has

@@ -231,11 +231,7 @@ def test_rows_of_a_table_that_cannot_be_read_are_put_aside_by_line(
         ),
         ("a.csv", "text,answer\na,b\n", "wanted no column 'answer', which answers are written"),
         ("a.csv", "text,,\na,b,c\n", "wanted each column once, got '' 2 times"),
-        (
-            "a.json",
-            "{}",
-            "got .json: write its rows as .jsonl or .parquet; only stages of labelled",
-        ),
+        ("a.json", "{}", "wanted rows to answer, got none"),
         (
             "a.conll",
             "a O\n",

@@ -113,7 +113,7 @@ class Reader(ABC):
     """Cuts files of one format into extents, and reads the documents of an extent."""
 
     endings: ClassVar[tuple[str, ...]]
-    """Suffixes of file names, without the dot and without a following .gz, .bz2 or .zst."""
+    """Suffixes of file names, without the dot and without a following .gz, .bz2, .zst or .xz."""
     rows: ClassVar[Rows | None] = None
     """The form in which rows are read from it; None if models do not answer its documents."""
 
