@@ -54,8 +54,8 @@ class RowsConfig(StageConfig):
 
     source: str | tuple[str, ...] = field(metadata=INPUT)
     """Files, folders, globs or URIs of .parquet, or of .jsonl, .json, .csv, .tsv and .txt,
-    optionally compressed (.gz, .bz2, .zst, .xz); `hf://datasets/<owner>/<name>` on the Hugging Face hub. The first
-    line of .csv and .tsv names the columns."""
+    optionally compressed (.gz, .bz2, .zst, .xz); `hf://datasets/<owner>/<name>` on the Hugging Face
+    hub. The first line of .csv and .tsv names the columns."""
     columns: dict[str, str] = field(default_factory=dict)
     """Field of the task → its column, if that has another name: `{text = "body"}`."""
     part_bytes: PositiveInt | None = None
