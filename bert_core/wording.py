@@ -71,7 +71,8 @@ def shown(value: Any) -> str:
         return "nothing"
     if isinstance(value, str) and not value.strip():
         return f"blank text ({as_json(value)})" if value else "empty text"
-    return f"{kinds.get(type(value), 'a number')} ({as_json(value)})"
+    other = "a number" if isinstance(value, int | float) else "a value"
+    return f"{kinds.get(type(value), other)} ({as_json(value)})"
 
 
 def as_json(value: Any) -> str:

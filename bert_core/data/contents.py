@@ -67,6 +67,8 @@ def to_convert(head: bytes, path: str) -> str | None:
     if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
         kind = "file" if head.startswith(b"ARROW1") else "stream"
         return _ARROW.format(kind=kind, path=path, target=f"{stem}.parquet")
+    if head[257:262] == b"ustar":
+        return "it is a tar archive: unpack it"
     return next(
         (f"it is {name}: {do}" for magic, (name, do) in _FOREIGN.items() if head.startswith(magic)),
         None,

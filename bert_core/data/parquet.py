@@ -138,7 +138,8 @@ def may_hold_text(kind: pa.DataType) -> bool:
 
 def plain_values(column: pa.Array | pa.ChunkedArray, where: str) -> list[Any]:
     """The values of a column as JSON has them: decimals are numbers, dates and times their ISO
-    text, dictionaries what they stand for, and JSON (`arrow.json`) is what it says.
+    text, dictionaries what they stand for, bytes their text, and JSON (`arrow.json`) is what it
+    says.
 
     Raises: CorpusError naming `where` if a value has no such form, or a text is not UTF-8.
     """
@@ -192,6 +193,9 @@ def _converter(kind: pa.DataType, where: str) -> Convert | None:
         return int if kind.scale <= 0 else float
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return lambda text: _in_range(text, kind, where)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        # Some writers do not mark text as such.
+        return lambda data: decode_utf8(data, where)
     if isinstance(kind, pa.BaseExtensionType):
         return _OF_EXTENSIONS.get(kind.extension_name)
     if pa.types.is_struct(kind):

@@ -35,6 +35,7 @@ class Kind(NamedTuple):
     """Matches their names."""
 
 
+_OF_GIT = re.compile(r"/\.git(?:/|attributes$|ignore$|keep$)")
 _COMPRESSED = "|".join(SUFFIXES)
 
 
@@ -117,7 +118,7 @@ def found(source: str) -> list[str]:
     paths, hidden = files.find_all(source)
     if not paths:
         return files.find_files(source)  # which says what is wrong
-    report(source, hidden, "hidden")
+    report(source, [path for path in hidden if not _OF_GIT.search(path)], "hidden")
     return data_among(source, paths)
 
 

@@ -70,7 +70,10 @@ def check_text_column(opened: pq.ParquetFile, name: str, path: str) -> None:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not is_json(kind) and not any(
         is_text(kind)
-        for is_text in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+        for is_text in (
+            *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+            *(pa.types.is_binary, pa.types.is_large_binary),  # some writers do not mark text
+        )
     ):
         raise CorpusError(
             f"{path}: wanted text in the column {name!r}, it is {kind}; there are: "

@@ -268,11 +268,12 @@ def test_a_column_that_is_asked_for_and_cannot_be_read_is_named(tmp_path: Path) 
         (pa.array(["x", "y", "x"], pa.string_view()), ["x", "y", "x"]),
         (pa.array([decimal.Decimal("1"), decimal.Decimal("20"), decimal.Decimal(10**19 + 1)],
                   pa.decimal128(20, 0)), ["1", "20", "10000000000000000001"]),
+        (pa.array([b"x", "é".encode(), b"y"]), ["x", "é", "y"]),
         (pa.array([2**63, 1, 2], pa.uint64()), [str(2**63), "1", "2"]),
         (pa.array([1.0, 2.0, 1.5], pa.float16()), ["1", "2", "1.5"]),
         (pa.array([0, 1, 20_000], pa.date32()), ["1970-01-01", "1970-01-02", "2024-10-04"]),
     ],
-    ids=["json", "dictionary", "view", "decimal", "uint64", "float16", "date"],
+    ids=["json", "dictionary", "view", "decimal", "bytes", "uint64", "float16", "date"],
 )  # fmt: skip
 def test_labels_of_every_type_are_what_the_column_says(
     tmp_path: Path, column: pa.Array, labels: list[str]
@@ -289,6 +290,11 @@ def test_decimals_are_numbers(tmp_path: Path, kind: pa.DataType) -> None:
     assert [row["score"] for row in rows] == [1.5, -2.0, 0.25]
 
 
+def test_a_corpus_in_a_column_of_bytes_is_text(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(parquet(text=pa.array(["é".encode(), b"b"])))
+    assert read_corpus(tmp_path / "a.parquet") == ["é", "b"]
+
+
 def test_a_corpus_in_a_column_of_json_is_read_without_its_quotes(tmp_path: Path) -> None:
     text = pa.array(['"a \\"b\\""', "3", None], pa.json_())
     (tmp_path / "a.parquet").write_bytes(parquet(text=text))
@@ -301,13 +307,14 @@ BESIDE = [
     "enwiki-latest-md5sums.txt", "SHA256SUMS", "a.txt.md5", "sub/b.jsonl.crc", "README.md",
     "LICENSE", "LICENSE.txt", "dataset_infos.json", "sub/state.json", "enwiki-latest-rss.xml",
 ]  # fmt: skip
-HIDDEN = ["_SUCCESS", ".a.txt.crc", "sub/.git/HEAD", "_metadata"]
+HIDDEN = ["_SUCCESS", ".a.txt.crc", "sub/_old/b.txt", "_metadata"]
+OF_GIT = [".gitattributes", ".git/HEAD"]
 
 
 def test_files_that_come_with_data_are_passed_over_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [*BESIDE, *HIDDEN, "data.txt", "sub/README.md"]:
+    for name in [*BESIDE, *HIDDEN, *OF_GIT, "data.txt", "sub/README.md"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         data = f"of {name}".encode()
         (tmp_path / name).write_bytes(bz2.compress(data) if name.endswith("bz2") else data)
@@ -315,7 +322,7 @@ def test_files_that_come_with_data_are_passed_over_and_named(
     assert read_corpus(tmp_path) == ["of data.txt", "of sub/README.md"]
     lines = capsys.readouterr().out.replace(str(tmp_path), "DIR").splitlines()
     assert lines == [
-        "DIR: passed over 4 files hidden: .a.txt.crc, _SUCCESS, _metadata, sub/.git/HEAD",
+        "DIR: passed over 4 files hidden: .a.txt.crc, _SUCCESS, _metadata, sub/_old/b.txt",
         "DIR: passed over 12 files beside the data: LICENSE, LICENSE.txt, README.md, SHA256SUMS "
         "and 8 more",
     ]
@@ -342,6 +349,7 @@ def test_json_beside_tables_describes_them(
         ("a.feather", b"ARROW1\0\0", "`pyarrow.parquet.write_table(pyarrow.ipc.open_file("),
         ("a.sqlite", b"SQLite format 3\0", "it is an SQLite database: write its table as .parqu"),
         ("a.zip", b"PK\x03\x04", "it is a zip archive: unpack it"),
+        ("a.tar.gz", gzip.compress(bytes(257) + b"ustar"), "it is a tar archive: unpack it"),
     ],
 )
 def test_a_file_of_a_format_that_is_not_read_says_what_to_do(
