@@ -1,7 +1,9 @@
 """`raybert ui`: the MLflow page of the recorded runs."""
 
 import os
+import socket
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,7 +40,7 @@ class UiConfig:
 
 
 def run(config: UiConfig) -> None:
-    """Become MLflow's server, until Ctrl-C; if the store is already a server, print its address.
+    """Become MLflow's server, until Ctrl-C, and print its address once it answers; if the store is already a server, print its address.
 
     Raises: ConfigError if `run` has no record; ResourceError if the port is in use, or the store's
         server does not answer.
@@ -52,13 +54,40 @@ def run(config: UiConfig) -> None:
     require_free("127.0.0.1", config.port)
     client = server.connect(uri)  # creates a new store, and sets MLflow's environment
     page = _page(client, uri, config.experiment, run_id)
-    say(f"MLflow on {shown}: http://127.0.0.1:{config.port}{page} (Ctrl-C stops it)")
+    say(f"starting MLflow on {shown} (Ctrl-C stops it)")
     sys.stdout.flush()
+    _say_when_it_answers(config.port, f"http://127.0.0.1:{config.port}{page}")
     # NOTE: MLflow's evaluation job runner, on by default, is eight processes that outlive it.
     command = ["env", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false", sys.executable, "-m", "mlflow"]
     command += ["server", "--backend-store-uri", uri, "--workers", "1"]
     command += ["--host", "127.0.0.1", "--port", str(config.port)]
     os.execvp(command[0], command)
+
+
+def _say_when_it_answers(port: int, url: str) -> None:
+    """Print the URL once this process, which becomes MLflow's server, answers at the port."""
+    server_pid = os.getpid()
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
+    try:
+        if not os.fork():  # whose parent is not MLflow, which would not wait for it
+            while _is_alive(server_pid):
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                    say(f"MLflow answers at {url}")
+                    sys.stdout.flush()
+                    break
+                time.sleep(0.2)
+    finally:
+        os._exit(0)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _page(client: "MlflowClient", uri: str, name: str, run_id: str | None) -> str:

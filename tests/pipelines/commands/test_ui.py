@@ -47,11 +47,13 @@ def test_the_store_of_a_run_is_opened_at_that_run(tmp_path: Path) -> None:
     try:
         assert page.stdout is not None
         place = f"http://127.0.0.1:{port}"
+        assert page.stdout.readline() == f"starting MLflow on {uri} (Ctrl-C stops it)\n"
         told = (
-            f"MLflow on {uri}: {place}/#/experiments/1/runs/{recorder.run_id}"
-            "?workflowType=machine_learning (Ctrl-C stops it)\n"
+            f"MLflow answers at {place}/#/experiments/1/runs/{recorder.run_id}"
+            "?workflowType=machine_learning\n"
         )
-        assert page.stdout.readline() == told
+        assert told in page.stdout  # among what MLflow says
+        assert httpx.get(place, timeout=30).is_success  # the first click
         run = f"{place}/api/2.0/mlflow/runs/get?run_id={recorder.run_id}"
 
         def has_run() -> bool:
