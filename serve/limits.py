@@ -30,6 +30,8 @@ class Limits:
     max_numbers: PositiveInt = 4_194_304
     """Maximum numbers in the vectors of an answer; more get 413. An entry of a sparse vector is two
     numbers."""
+    max_answer_bytes: PositiveInt = 64 << 20
+    """Maximum size of an answer; a larger one gets 413 in its place."""
     deadline_s: PositiveFloat = 60.0
     """How long a request may take, unless its header `X-Request-Timeout-Ms` says less."""
     body_timeout_s: PositiveFloat = 30.0
@@ -93,6 +95,15 @@ def check_tokens(tokens: int, limits: Limits, *, at_least: bool = False) -> None
         raise TooLargeError(
             f"inputs: wanted at most {limits.max_request_tokens} tokens per request, got "
             f"{'at least ' if at_least else ''}{tokens}: send several requests, or shorter texts"
+        )
+
+
+def check_size(body: bytes, limits: Limits) -> None:
+    """Raises: TooLargeError for the body of an answer that is too large."""
+    if len(body) > limits.max_answer_bytes:
+        raise TooLargeError(
+            f"inputs: wanted an answer of at most {limits.max_answer_bytes} bytes, it has "
+            f"{len(body)}: send several requests, or lower top_k"
         )
 
 

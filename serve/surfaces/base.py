@@ -34,7 +34,7 @@ from serve.errors import (
 )
 from serve.inflating import CODINGS
 from serve.joint import passes_of_request
-from serve.limits import Limits
+from serve.limits import Limits, check_size
 from serve.observing import Spent, seen
 from serve.served import Card
 from serve.sizes import SMALL
@@ -192,6 +192,7 @@ class Call:
         """The body that `make` gives, as the media type `form`, with what the answers took."""
         few = answered.tokens < FEW_TOKENS
         body, extra = make() if few else await self.model.off_loop(make)
+        check_size(body, self.model.limits)
         return Response(body, 200, headers(self.model, answered) | extra, form)
 
 

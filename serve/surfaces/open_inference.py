@@ -23,6 +23,7 @@ from fastapi import Response
 from bert_core.tasks.base import Task
 from bert_core.wording import nearest, one_of, shortened
 from serve.errors import RequestError, UnknownModelError
+from serve.limits import check_size
 from serve.receiving import whole_number
 from serve.surfaces.base import (
     JSON,
@@ -200,6 +201,7 @@ async def infer(call: Call) -> Response:
         return _response(call.model, request, outputs, cuts_of(answered))
 
     content, extra = await call.model.off_loop(body)
+    check_size(content, call.model.limits)
     kind = BINARY if extra else JSON
     return Response(content, 200, headers(call.model, answered) | extra, kind)
 

@@ -153,6 +153,28 @@ def test_the_numbers_of_an_answer_are_limited(bundles: dict[str, Path]) -> None:
         assert post(f"{url}/embed_sparse", {"inputs": LONG}).status_code == 200
 
 
+def test_an_answer_that_repeats_its_passage_is_limited(bundles: dict[str, Path]) -> None:
+    """Long words are few tokens, and each answer has its part of them again."""
+    asked = {"question": "a", "context": " ".join(["x" * 1_000] * 20)}
+    wide = {"top_k": 100, "max_answer_len": 20}
+    tensors = [
+        {"name": name, "shape": [20], "datatype": "BYTES", "data": [text] * 20}
+        for name, text in asked.items()
+    ]
+    limits = Limits(max_answer_bytes=100_000)
+    with live.served(bundles["question-answering"], limits=limits) as url:
+        answers = post(url, {"inputs": asked, "parameters": wide | {"top_k": 1}})
+        assert answers.status_code == 200
+        for path, body in (
+            ("", {"inputs": asked, "parameters": wide}),
+            ("/invocations", {"inputs": [asked], "params": wide}),
+            ("/v2/models/own/infer", {"inputs": tensors}),
+        ):
+            response = post(f"{url}{path}", body)
+            assert response.status_code in (400, 413)
+            assert "wanted an answer of at most 100000 bytes, it has " in response.text
+
+
 def test_a_body_that_does_not_arrive_is_given_up(server: str) -> None:
     host, port = server.removeprefix("http://").split(":")
     head = "POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99"
