@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from functools import cache
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -40,10 +41,13 @@ def command_nav() -> list[Any]:
     return [f"{COMMANDS}/index.md", *({word: f"{COMMANDS}/{_file(word)}"} for word in ALL)]
 
 
-def sources() -> set[str]:
+@cache
+def sources() -> frozenset[str]:
     """The modules that define the fields of configs."""
     kinds = {kind for word in ALL for kind in _nested(config_class(word))} | _nested(ModelConfig)
-    return {_definition(kind, field.name).__module__ for kind in kinds for field in fields(kind)}
+    return frozenset(
+        _definition(kind, field.name).__module__ for kind in kinds for field in fields(kind)
+    )
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -74,7 +74,7 @@ def test_where_time_went_is_drawn(tmp_path: Path, wall_s: float) -> None:
     assert is_drawn(plot_time(spent, tmp_path / "plots" / "time.png"))
 
 
-@pytest.mark.parametrize("classes", [2, 30, 150])
+@pytest.mark.parametrize("classes", [2, 150])  # of which the 30 that can be read are drawn
 def test_a_confusion_matrix_is_drawn_also_with_an_empty_row(tmp_path: Path, classes: int) -> None:
     matrix = np.diag(np.arange(classes))
     labels = [f"label {index}" for index in range(classes)]
