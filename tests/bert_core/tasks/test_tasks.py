@@ -3,7 +3,7 @@
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -129,6 +129,20 @@ def windows_of(task: Task, *, is_labelled: bool = False) -> list[Window]:
     return task.encode(ROWS[task.name], TOKENIZER, 16, labelled=is_labelled)
 
 
+def columns_of(task: Task) -> Columns:
+    """What metrics need of a model's answers, to plain inputs too."""
+    rows, model = ROWS[task.name], model_of(task)
+
+    def answered(inputs: list[Row]) -> list[Any]:
+        windows = task.encode(inputs, TOKENIZER, 16)
+        return task.decode(inputs, windows, scores_of(model, windows, TOKENIZER.pad_id))
+
+    columns, plain = task.compare(rows, answered(rows)), task.plain(rows)
+    if plain is not None:
+        columns |= task.compare_plain(rows, answered(plain))
+    return columns
+
+
 def test_labels_are_sorted_and_do_not_depend_on_the_order_of_rows(task: Task) -> None:
     assert task.labels == sorted(task.labels)
     assert type(task).from_rows(ROWS[task.name][::-1]).labels == task.labels
@@ -173,9 +187,7 @@ def test_every_row_gets_an_answer_that_json_can_hold(task: Task) -> None:
 
 
 def test_metrics_hold_for_any_selection_of_rows(task: Task) -> None:
-    rows, windows = ROWS[task.name], windows_of(task)
-    answers = task.decode(rows, windows, scores_of(model_of(task), windows, TOKENIZER.pad_id))
-    columns = task.compare(rows, answers)
+    rows, columns = ROWS[task.name], columns_of(task)
     assert {len(column) for column in columns.values()} == {len(rows)}
     metrics = task.metrics(columns)
     assert task.primary_metric in metrics
@@ -187,9 +199,7 @@ def test_metrics_hold_for_any_selection_of_rows(task: Task) -> None:
 
 
 def test_what_an_evaluation_tells_holds_for_any_selection_of_rows(task: Task) -> None:
-    rows, windows = ROWS[task.name], windows_of(task)
-    answers = task.decode(rows, windows, scores_of(model_of(task), windows, TOKENIZER.pad_id))
-    columns = task.compare(rows, answers)
+    rows, columns = ROWS[task.name], columns_of(task)
     faults = task.faults(columns)
     assert faults.shape == (len(rows),)
     assert (faults >= 0).all()
