@@ -11,7 +11,8 @@ anything.
 import re
 import string
 import unicodedata
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,7 @@ _UNSPACED = (
 )  # fmt: skip
 """Code points of scripts in which no space separates words."""
 _PART = re.compile(f"{WORD}(?:[{WORD}{MARK}{NOTHING}]*[{WORD}{MARK}])?|[{PUNCTUATION}{UNSPACED}]m*")
+_INNER = re.compile(f"(?<={WORD}){PUNCTUATION}(?={WORD})")
 _EVIDENCE = re.compile(f"[{WORD}{PUNCTUATION}{UNSPACED}]")
 # As people write them: no space before the first, none after the second, none before the third.
 _CLOSING = re.compile(r"[.,;:!?%)\]}»”’…]+")
@@ -136,6 +138,37 @@ def in_one_word(text: str, spans: Spans) -> Bool[np.ndarray, "units"]:
             and pair != (PUNCTUATION, PUNCTUATION)
         )
     return going_on
+
+
+def inner_marks(lists: Iterable[Sequence[str]]) -> str:
+    """The punctuation marks that stand within words, such as those of `1,2-dichloro`, rather than
+    as words of their own between two others; sorted.
+
+    Args:
+        lists: words of many texts.
+    """
+    within, alone = Counter[str](), Counter[str]()
+    for tokens in lists:
+        kinds = [kinds_of(token) for token in tokens]
+        for token, of_token in zip(tokens, kinds, strict=True):
+            within.update(token[match.start()] for match in _INNER.finditer(of_token))
+        glued = glue_of(tokens)
+        for place in range(1, len(tokens) - 1):
+            pair = kinds[place - 1][-1:], kinds[place + 1][:1]
+            if kinds[place] == PUNCTUATION and pair == (WORD, WORD) and not glued[place]:
+                alone[tokens[place]] += 1
+    return "".join(sorted(mark for mark, count in within.items() if count > alone[mark]))
+
+
+def is_inner(text: str, spans: Spans, marks: str) -> Bool[np.ndarray, "units"]:
+    """For each unit, whether it is certainly of the word of the one before it: at one of `marks`
+    with something else right before and after it."""
+    kinds, inner = kinds_of(text), np.zeros(len(spans), dtype=bool)
+    for place in range(1, len(spans) - 1):
+        start, end = spans[place]
+        if end - start == 1 and text[start] in marks and _INNER.match(kinds, start):
+            inner[place : place + 2] = True
+    return inner
 
 
 def glue_of(tokens: Sequence[str]) -> Bool[np.ndarray, "words"]:

@@ -17,6 +17,7 @@ from bert_core.data.words import (
     glue_of,
     in_one_word,
     is_evidence,
+    is_inner,
     joined,
     parts_of,
     units_of,
@@ -175,12 +176,17 @@ def by_unit(
     return words, probabilities[order[firsts]]
 
 
-def in_words(tagged: Tagged, *, of_entities: bool) -> Tagged:
-    """The parts of a text joined to words: without white space between, and of one entity, or
-    with one tag. As for words that are known, the first part decides."""
+def in_words(tagged: Tagged, marks: str, *, of_entities: bool) -> Tagged:
+    """The parts of a text joined to words: at `marks` within words; and without white space
+    between, if they are of one entity, or have one tag. As for words that are known, the first
+    part decides."""
     goes_on = in_one_word(tagged.text, tagged.spans)
+    inner, tags = is_inner(tagged.text, tagged.spans, marks), list(tagged.tags)
     for place in np.flatnonzero(goes_on):
-        before, tag = tagged.tags[place - 1 : place + 1]
+        if inner[place]:
+            tags[place] = tags[place - 1]
+            continue
+        before, tag = tags[place - 1 : place + 1]
         if of_entities:
             goes_on[place] = OUTSIDE not in (before, tag) and type_of(before) == type_of(tag)
         else:

@@ -32,6 +32,7 @@ from bert_core.data.windows import (
 from bert_core.data.words import (
     Spans,
     glue_of,
+    inner_marks,
     joined,
     parts_of,
 )
@@ -152,6 +153,11 @@ class TokenClassificationOptions(Options):
     """Whether all parts of a word have labels in training, such as the four of `U.S.`, so that a
     plain text is answered as its words are. None has them in training; a model without it, made by
     transformers or an older version, answers by the words that its tokenizer finds."""
+
+    inner_marks: str | None = None
+    """Punctuation marks that stand within words, `-` in `IL-2`: in a text, what they join has one
+    tag. None finds those that stand within the words of the training rows more often than alone
+    between two."""
 
     feature_based: bool = False
     """Freeze the encoder and train an LSTM on its last four layers (Devlin et al. 2018, section
@@ -285,6 +291,8 @@ class TokenClassification(Task):
         options = options or cls.options()
         if options.label_parts is None:
             options = replace(options, label_parts=True)
+        if options.label_parts and options.inner_marks is None:
+            options = replace(options, inner_marks=inner_marks(row["tokens"] for row in rows))
         plain_tags = [label for label in labels if not is_of_entity(label)]
         if are_nameless(labels):
             plain_tags = []
@@ -382,7 +390,8 @@ class TokenClassification(Task):
             parts = [(windows[at].origin, scores[at]) for at in places]
             tagged = self._tagged(parts, strategy)
             if self.chosen.label_parts and row.get("tokens") is None:
-                tagged = in_words(tagged, of_entities=bool(self.chosen.entities))
+                marks = self.chosen.inner_marks or ""
+                tagged = in_words(tagged, marks, of_entities=bool(self.chosen.entities))
             if scheme is not None:
                 tags = tags_of(entities_of(tagged.tags), len(tagged.tags), scheme)
                 tagged = replace(tagged, tags=tags)

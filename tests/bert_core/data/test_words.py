@@ -12,7 +12,9 @@ from bert_core.data.words import (
     crossed,
     glue_of,
     in_one_word,
+    inner_marks,
     is_evidence,
+    is_inner,
     joined,
     parts_of,
     units_of,
@@ -130,6 +132,27 @@ def test_a_tokenizer_that_sees_no_spaces_reads_words_alike_however_they_are_join
     both = [joined(tokens)[0], joined(tokens, glue_of(tokens))[0]]
     first, second = (pieces.ids.tolist() for pieces in pieces_of(WORDPIECE, both))
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("rows", "marks"),
+    [
+        ([["IL-2", "and/or", "1.5", "AT&T", "U.S.", "."]], "&-./"),
+        ([["non", "-", "Indian", "and", "a-b", "x-y", "no", "."], ["a", "-", "b"]], ""),
+        ([["I'm", "the", "'", "cat", "'", "I'll"]], ""),
+        ([["..", "-", "a-"], []], ""),
+    ],
+)
+def test_marks_within_words_are_those_that_the_rows_have_there(
+    rows: list[list[str]], marks: str
+) -> None:
+    assert inner_marks(rows) == marks
+
+
+def test_marks_join_only_what_stands_right_beside_them() -> None:
+    text = "IL-2 a- -b U.S. x--y a.b"
+    joins = is_inner(text, parts_of(text), "-")
+    assert [text[start:end] for start, end in parts_of(text)[joins]] == ["-", "2"]
 
 
 def test_a_word_that_begins_within_a_piece_is_told() -> None:

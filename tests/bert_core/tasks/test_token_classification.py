@@ -348,6 +348,20 @@ def test_of_a_word_outside_one_later_part_has_a_label() -> None:
     assert window.labels["token_labels"].tolist() == [4, 4, *none, 0, 4, *none[:2], 4, IGNORE]
 
 
+def test_what_a_mark_joins_has_the_tag_of_its_first_part() -> None:
+    rows = [{"tokens": ["non-a", "at", "a-t"], "tags": ["O", "O", "B-loc"]}]
+    task = TokenClassification.from_rows(rows)
+    assert task.chosen.inner_marks == "-"
+    text = {"text": "non-a at a-t/b."}
+    windows = task.encode([text], MARKS, 32)
+    tags = ["O", "O", "B-loc", "O", "B-loc", "O", "O", "B-loc", "I-loc", "O"]
+    scores = np.zeros((len(tags), 3), np.float32)
+    scores[np.arange(len(tags)), [task.labels.index(tag) for tag in tags]] = 5.0
+    (answer,) = task.decode([text], windows, [scores])
+    assert [one["word"] for one in answer] == ["a-t/b"]
+    assert task.record["options"]["inner_marks"] == "-"
+
+
 def test_a_piece_that_would_cross_two_words_is_kept_apart_by_a_space() -> None:
     pieces = [*SPECIAL_TOKENS, "▁etc.", "▁etc", "▁abc", "▁", "."]
     merged = Tokenizer.from_pieces([(piece, -1.0) for piece in pieces], lowercase=False)
