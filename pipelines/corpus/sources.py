@@ -59,7 +59,7 @@ def list_corpus(config: CorpusConfig, output: str | None = None) -> Corpus:
                     f"{config.sources[listed[path]]} and {source}: name it in only one"
                 )
     # NOTE: not concurrent.futures, which on Ctrl-C waits for the files it has started.
-    with ThreadPool(min(THREADS, len(added))) as pool:
+    with ThreadPool(max(1, min(THREADS, len(added)))) as pool:
         opened = pool.starmap(CorpusFile.at, sorted(added))
     return Corpus(config=config, files=tuple(opened))
 
