@@ -3,7 +3,7 @@
 import re
 
 from bert_core import files
-from bert_core.data.json_rows import looks_like_json
+from bert_core.data.json_rows import is_of_lines, looks_like_json
 from bert_core.data.parquet import MAGIC
 
 HEAD_BYTES = 1 << 13
@@ -36,7 +36,8 @@ _ARROW = "`pyarrow.parquet.write_table(pyarrow.ipc.open_{kind}({path!r}).read_al
 
 
 def format_of(head: bytes, path: str) -> str:
-    """The format of a file: a suffix of its kind, such as "jsonl", or that of its name.
+    """The format of a file: a suffix of its kind, such as "jsonl", or that of its name. "json" is
+    what is not an object per line: a list, or objects over several lines.
 
     Args:
         head: the first `HEAD_BYTES` of its contents, decompressed.
@@ -45,12 +46,14 @@ def format_of(head: bytes, path: str) -> str:
     if head.startswith(MAGIC):
         return "parquet"
     if suffix in JSON_ENDINGS:
-        return "jsonl"
+        return "jsonl" if is_of_lines(head) else "json"
     if suffix in _BY_NAME:
         return suffix
     if _DUMP.search(head):
         return "xml"
-    return "jsonl" if looks_like_json(head) else suffix
+    if looks_like_json(head):
+        return "jsonl" if is_of_lines(head) else "json"
+    return suffix
 
 
 def is_dump(head: bytes) -> bool:

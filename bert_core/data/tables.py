@@ -304,7 +304,7 @@ def table_rows(data: bytes, source: str, *, keep: bool = False) -> Sequence[Any]
     """
     head = data[:HEAD_BYTES]
     suffix = format_of(head, source)
-    if suffix == "jsonl":
+    if suffix in ("jsonl", "json"):
         return json_rows(data, source, keep=keep)
     if suffix == "parquet":
         return parquet_rows(data, source)

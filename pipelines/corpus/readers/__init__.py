@@ -5,7 +5,7 @@ from bert_core.data.contents import HEAD_BYTES, to_convert
 from bert_core.errors import CorpusError
 from pipelines.corpus.readers.base import CorpusFile, Reader
 from pipelines.corpus.readers.delimited import CsvReader, TsvReader
-from pipelines.corpus.readers.jsonl import JsonlReader
+from pipelines.corpus.readers.jsonl import JsonlReader, JsonReader
 from pipelines.corpus.readers.parquet import ParquetReader
 from pipelines.corpus.readers.text import TextReader
 from pipelines.corpus.readers.wikipedia import WikipediaReader
@@ -13,6 +13,7 @@ from pipelines.corpus.readers.wikipedia import WikipediaReader
 READERS: dict[str, Reader] = {
     "text": TextReader(),
     "jsonl": JsonlReader(),
+    "json": JsonReader(),
     "csv": CsvReader(),
     "tsv": TsvReader(),
     "parquet": ParquetReader(),

@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterator
 
 from bert_core import files
-from bert_core.data.contents import HEAD_BYTES
-from bert_core.data.json_rows import as_lines, is_of_lines, jsonl_rows
+from bert_core.data.json_rows import as_lines, jsonl_rows
 from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.readers.base import (
     Block,
@@ -22,28 +21,13 @@ LINE_END = re.compile(rb"\n")
 
 
 class JsonlReader(BytesReader):
-    """A JSON object per line; lists, and objects over several lines, are read as such lines."""
+    """A JSON object per line."""
 
-    endings = ("jsonl", "ndjson", "json")
+    endings = ("jsonl", "ndjson")
     rows = "objects"
 
     def separator(self, config: CorpusConfig) -> re.Pattern[bytes]:
         return LINE_END
-
-    def cut(self, file: CorpusFile, config: CorpusConfig, block_bytes: int) -> Iterator[Extent]:
-        if _is_of_lines(file):
-            yield from super().cut(file, config, block_bytes)
-        else:
-            yield from extents_between([0, file.size_bytes], file)
-
-    def pieces(self, extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
-        file = extent.file
-        if (extent.start, extent.end) != (0, file.size_bytes) or _is_of_lines(file):
-            yield from super().pieces(extent, block)
-            return
-        with files.open_stream(file.path) as stream:
-            for offset, line in as_lines(stream, file.path):
-                yield offset, line + b"\n"
 
     def documents(
         self, data: bytes, offset: int, file: CorpusFile, config: CorpusConfig
@@ -55,5 +39,16 @@ class JsonlReader(BytesReader):
             offset += len(line)
 
 
-def _is_of_lines(file: CorpusFile) -> bool:
-    return is_of_lines(files.look_into(file.path, HEAD_BYTES)[0])
+class JsonReader(JsonlReader):
+    """A list of objects, or objects over several lines: read as a line each, and never cut."""
+
+    endings = ("json",)
+
+    def cut(self, file: CorpusFile, config: CorpusConfig, block_bytes: int) -> Iterator[Extent]:
+        yield from extents_between([0, file.size_bytes], file)
+
+    def pieces(self, extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
+        path = extent.file.path
+        with files.open_stream(path) as stream:
+            for offset, line in as_lines(stream, path):
+                yield offset, line + b"\n"
