@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import ClassVar
 
 from bert_core import files
 from bert_core.data.json_rows import as_lines, jsonl_rows
@@ -23,7 +24,7 @@ LINE_END = re.compile(rb"\n")
 class JsonlReader(BytesReader):
     """A JSON object per line."""
 
-    endings = ("jsonl", "ndjson")
+    endings: ClassVar[tuple[str, ...]] = ("jsonl", "ndjson")
     rows = "objects"
 
     def separator(self, config: CorpusConfig) -> re.Pattern[bytes]:
@@ -42,7 +43,7 @@ class JsonlReader(BytesReader):
 class JsonReader(JsonlReader):
     """A list of objects, or objects over several lines: read as a line each, and never cut."""
 
-    endings = ("json",)
+    endings: ClassVar[tuple[str, ...]] = ("json",)
 
     def cut(self, file: CorpusFile, config: CorpusConfig, block_bytes: int) -> Iterator[Extent]:
         yield from extents_between([0, file.size_bytes], file)

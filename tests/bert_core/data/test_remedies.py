@@ -30,8 +30,12 @@ PLAIN = [row for row in ROWS if not {*'"\r\n'} & {*row["text"]}]
 
 def delimited(mark: str, rows: list[dict[str, str]] = ROWS, *, quoted: bool = True) -> bytes:
     text = io.StringIO(newline="")
-    quoting = csv.QUOTE_ALL if quoted else csv.QUOTE_NONE
-    writer = csv.DictWriter(text, ["text", "label"], delimiter=mark, quoting=quoting)
+    writer = csv.DictWriter(
+        text,
+        ["text", "label"],
+        delimiter=mark,
+        quoting=csv.QUOTE_ALL if quoted else csv.QUOTE_NONE,
+    )
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
@@ -119,7 +123,7 @@ def commands_in(path: Path) -> set[str]:
               for part in node.values}  # fmt: skip
     notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     texts = [
-        "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+        "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
         if isinstance(node, ast.JoinedStr)
         else str(node.value)
         for node in ast.walk(tree)

@@ -30,7 +30,7 @@ from pipelines.corpus.data_files import _say
 from pipelines.corpus.labelled import LabelledConfig, read_labelled
 from pipelines.corpus.sources import list_corpus
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"text": "open the file", "label": "x", "n": [1, {"a": "]}"}]},
     {"text": 'a "quote" \\ and é\n海', "label": "007", "n": None},
     {"text": "None", "label": "NA", "n": []},
