@@ -320,7 +320,7 @@ def table_rows(data: bytes, source: str, *, keep: bool = False) -> Sequence[Any]
     rows: list[Any] = []
     for row in table.rows():
         if row.fault and keep:
-            rows.append(Unread(f"line {row.line:,}: {row.fault}"))
+            rows.append(Unread(f"row {len(rows) + 1} (line {row.line:,}): {row.fault}"))
         elif row.fault:
             raise CorpusError(f"{source}, row {len(rows) + 1} (line {row.line:,}): {row.fault}")
         elif row.cells:

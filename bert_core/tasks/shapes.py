@@ -63,6 +63,13 @@ class BadRow:
     """In its file, from 1."""
     fault: str
     """What was wanted, what came, and the way out."""
+    place: str = ""
+    """Where it is in its file, if that is known better."""
+
+    @property
+    def where(self) -> str:
+        """Source and place."""
+        return f"{self.source}, {self.place or f'row {self.number}'}"
 
     @property
     def kind(self) -> str:
@@ -82,6 +89,8 @@ class LabelledRows:
     """The others."""
     stripped: int
     """Labels with white space at their ends, which was removed."""
+    types: str
+    """The types of its labels, if they have several, and all are read as text."""
 
 
 def labelled(
@@ -134,10 +143,10 @@ def read_records(
     unused = unused_fields(records, shapes, columns) if unused is None else unused
     _check_columns(records, column_of, optional - columns.keys(), source, shapes, setting)
     labels = _labels_in(shapes[1])
-    for name in labels & column_of.keys():
-        _check_one_type(
-            [record.get(column_of[name]) for record in records], column_of[name], source
-        )
+    types = [
+        _types([record.get(column_of[name]) for record in records], column_of[name], source)
+        for name in sorted(labels & column_of.keys())
+    ]
     rows, numbers, bad, stripped = [], [], [], 0
     for number, record in enumerate(records, 1):
         row, fault = {}, ""
@@ -170,7 +179,7 @@ def read_records(
         else:
             rows.append(row)
             numbers.append(number)
-    return LabelledRows(rows, numbers, bad, stripped)
+    return LabelledRows(rows, numbers, bad, stripped, "; ".join(filter(None, types)))
 
 
 def told_of(bad: Sequence[BadRow], total: int) -> str:
@@ -180,7 +189,7 @@ def told_of(bad: Sequence[BadRow], total: int) -> str:
         total: how many rows were read, good and bad.
     """
     first = bad[0]
-    told = f"{first.source}, row {first.number}: {first.fault}"
+    told = f"{first.where}: {first.fault}"
     if len(bad) == 1:
         return told
     by_kind: dict[str, list[BadRow]] = {}
@@ -230,22 +239,29 @@ def _metadata(hint: Any) -> tuple[Any, ...]:
     return (*getattr(hint, "__metadata__", ()), *inside)
 
 
-def _check_one_type(cells: Sequence[Any], column: str, source: str) -> None:
-    """Raises: CorpusError if some labels are numbers and others are text: which are the same?"""
+def _types(cells: Sequence[Any], column: str, source: str) -> str:
+    """The types of labels, with an example of each; empty if all have one.
+
+    Raises: CorpusError if two labels that are read as one text have different types.
+    """
     first: dict[str, tuple[int, Any]] = {}
+    type_of: dict[str, tuple[str, int, Any]] = {}
     for number, cell in enumerate(cells, 1):
         for label in cell if isinstance(cell, list) else [cell]:
             if isinstance(label, ClassLabel) or not isinstance(label, str | bool | int | float):
                 continue
-            first.setdefault(_KINDS.get(type(label), "text"), (number, label))
-    kinds = {"a number" if kind == _KINDS[int] else kind: at for kind, at in first.items()}
-    if len(kinds) > 1:
-        (one, first_at), (other, other_at), *_ = kinds.items()
-        raise CorpusError(
-            f"{source}: wanted labels of one type in the column {column!r}, got {one} (row "
-            f"{first_at[0]}: {as_json(first_at[1])}) and {other} (row {other_at[0]}: "
-            f"{as_json(other_at[1])}), which may name the same: write all of them as text"
-        )
+            kind = "a number" if type(label) in (int, float) else _KINDS.get(type(label), "text")
+            first.setdefault(kind, (number, label))
+            name = str(_converted(label, str, is_target=True)).strip().casefold()
+            other, row, same = type_of.setdefault(name, (kind, number, label))
+            if other != kind:
+                raise CorpusError(
+                    f"{source}: wanted labels of one type in the column {column!r}, got {other} "
+                    f"(row {row}: {as_json(same)}) and {kind} (row {number}: {as_json(label)}) "
+                    "that read alike: write all of them as text"
+                )
+    told = [f"{kind} (row {number}: {as_json(label)})" for kind, (number, label) in first.items()]
+    return " and ".join(told) if len(told) > 1 else ""
 
 
 def _stripped(value: Any) -> tuple[Any, int]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from bert_core import files
@@ -31,13 +32,16 @@ from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.bundle.format import Bundle
+    from bert_core.tasks.base import Remarks
 
 Split = Literal["train", "held_out"]
 BadRows = Literal["refuse", "skip"]
 Checked = Callable[[Sequence[Row]], list[Row | InputError]]
 """`Task.checked` with the task's options."""
 BAD, STRIPPED = "rows_left_out_as_bad", "labels_with_spaces_removed"
-"""Remarks: how many rows were skipped, and how many labels had white space at their ends."""
+TYPES = "labels_of_several_types"
+"""Remarks: how many rows were skipped, how many labels had white space at their ends, and types of
+labels that are all read as text."""
 SPLITS_FOR: dict[Split, tuple[str, ...]] = {"train": ("train",), "held_out": ("test", "validation")}
 """Purpose → names of splits, in order of preference."""
 
@@ -102,7 +106,7 @@ class RowsRead:
     """In the order of the files."""
     broken: int
     """Lines that are broken in the published set, and were left out."""
-    remarks: dict[str, int]
+    remarks: "Remarks"
     """Rows that were skipped, and what was changed in others."""
 
 
@@ -153,18 +157,28 @@ def labelled_rows(
         records = with_classes(of_file.records, classes)
         kept = _kept(usual or {}, config.columns, shapes, records)
         if kept:
-            told = ", ".join(f'{name} = "{column}"' for name, column in kept.items())
-            say(f"{path}: columns {{{told}}}, as in training, since others are not given")
+            listed = ", ".join(f'{name} = "{column}"' for name, column in kept.items())
+            say(f"{path}: columns {{{listed}}}, as in training, since others are not given")
         tables.append((path, records, columns | kept | config.columns))
     # A column is meant for other tasks if it is empty in all files.
     unused = set.intersection(
         *(unused_fields(records, shapes, columns) for _, records, columns in tables)
     )
     read = {
-        path: read_records(records, shapes, columns, path, unused, f"--{setting or split}.columns")
+        path: _in_file(
+            sound[path],
+            partial(
+                read_records,
+                records,
+                shapes,
+                columns,
+                path,
+                unused,
+                f"--{setting or split}.columns",
+            ),
+        )
         for path, records, columns in tables
     }
-    read = {path: _in_file(part, sound[path]) for path, part in read.items()}
     rows, bad = _checked(read, config.source, checked)
     total = len(rows) + len(bad)
     if bad and config.bad_rows == "refuse":
@@ -177,12 +191,20 @@ def labelled_rows(
         if faulty := [row for row in bad if row.source == path]:
             say(f"{path}: left out {counted(len(faulty), 'row')}: {kinds_of_bad(faulty)}")
     stripped = sum(part.stripped for part in read.values())
+    types = "; ".join(part.types for part in read.values() if part.types)
     broken = sum(part.broken for part in sound.values())
-    return RowsRead(rows, broken, {BAD: len(bad), STRIPPED: stripped})
+    remarks: "Remarks" = {BAD: len(bad), STRIPPED: stripped, TYPES: types}
+    return RowsRead(rows, broken, remarks)
 
 
-def _in_file(part: LabelledRows, sound: "_Sound") -> LabelledRows:
+def _in_file(sound: "_Sound", read: Callable[[], LabelledRows]) -> LabelledRows:
     """The rows by their numbers in the file, with those of it that cannot be read."""
+    try:
+        part = read()
+    except CorpusError as error:  # what is wrong with rows may be why columns are
+        if sound.unread:
+            raise CorpusError(told_of(sound.unread, len(sound.records))) from error
+        raise
     bad = [replace(row, number=sound.numbers[row.number - 1]) for row in part.bad]
     numbers = [sound.numbers[number - 1] for number in part.numbers]
     return replace(part, numbers=numbers, bad=[*bad, *sound.unread])
@@ -257,7 +279,11 @@ def _sound(lines: Sequence[Line], path: str) -> _Sound:
     if comments:
         say(f"{path}: passed over {counted(len(comments), 'comment')} ({comments[0][:60]}, …)")
     rows = list(enumerate((line for line in lines if not isinstance(line, Comment)), 1))
-    unread = [BadRow(path, number, line) for number, line in rows if isinstance(line, Unread)]
+    unread = []
+    for number, line in rows:
+        if isinstance(line, Unread):
+            place, _, fault = line.partition(": ")
+            unread.append(BadRow(path, number, fault, place))
     sound = [(number, line) for number, line in rows if not isinstance(line, Unread | None)]
     records, numbers = [line for _, line in sound], [number for number, _ in sound]
     return _Sound(records, numbers, unread, len(rows) - len(sound) - len(unread))

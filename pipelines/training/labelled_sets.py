@@ -62,7 +62,7 @@ class Parts:
     task: "Task"
     """As the training rows define it."""
     rows: dict[str, list[dict[str, Any]]]
-    read: dict[str, dict[str, int]]
+    read: dict[str, "Remarks"]
     """What was left out or changed when they were read, of training rows with selection rows."""
 
 
@@ -77,7 +77,7 @@ class LabelledSet:
     """Number of rows whose windows lack a part of the input, or the answer."""
     plain: "Sequence[Window]" = ()
     """Of rows that measure a model, the windows of their plain inputs, if they have others."""
-    read: dict[str, int] = field(default_factory=dict)
+    read: "Remarks" = field(default_factory=dict)
     """What was left out or changed when the rows were read."""
 
     @property

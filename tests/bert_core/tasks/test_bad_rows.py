@@ -97,16 +97,29 @@ def test_choices_that_are_counted_from_1_are_not_taken_for_others() -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([3, "x"], 'got a number (row 1: 3) and text (row 2: "x")'),
-        (["1", 1.0], 'got text (row 1: "1") and a number (row 2: 1.0)'),
-        ([1, True], "got a number (row 1: 1) and true or false (row 2: true)"),
+        (["1", 1.0], 'got text (row 1: "1") and a number (row 2: 1.0) that read alike'),
+        ([3, "x", " 3"], 'got a number (row 1: 3) and text (row 3: " 3") that read alike'),
+        ([True, "true"], 'true or false (row 1: true) and text (row 2: "true")'),
     ],
 )
-def test_labels_of_two_types_are_refused(labels: list[Any], message: str) -> None:
+def test_labels_of_two_types_that_read_alike_are_refused(labels: list[Any], message: str) -> None:
     records = [{"text": "a", "label": label} for label in labels]
     with pytest.raises(CorpusError, match=re.escape(message)):
         labelled(records, TextClassification.shapes(), {}, "a.jsonl")
-    labelled([records[0]] * 2, TextClassification.shapes(), {}, "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ([3, "x"], 'a number (row 1: 3) and text (row 2: "x")'),
+        ([1, True], "a number (row 1: 1) and true or false (row 2: true)"),
+        ([1, 1.0, 2.5], ""),
+        (["1", "x"], ""),
+    ],
+)
+def test_labels_of_several_types_are_told(labels: list[Any], told: str) -> None:
+    records = [{"text": "a", "label": label} for label in labels]
+    assert read_records(records, TextClassification.shapes(), {}, "a.jsonl").types == told
 
 
 @pytest.mark.parametrize("number", ["1_000", "٣", "0x10", "nan", "1,5", ""])
