@@ -193,7 +193,7 @@ def labelled_rows(
     stripped = sum(part.stripped for part in read.values())
     types = "; ".join(part.types for part in read.values() if part.types)
     broken = sum(part.broken for part in sound.values())
-    remarks: "Remarks" = {BAD: len(bad), STRIPPED: stripped, TYPES: types}
+    remarks: Remarks = {BAD: len(bad), STRIPPED: stripped, TYPES: types}
     return RowsRead(rows, broken, remarks)
 
 
