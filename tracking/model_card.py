@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bert_core.predictor import Predictor
     from bert_core.tasks.base import Task
 
-REMARKS = ("rows_cut", "rows_with_empty_text", "broken_lines_left_out")
+REMARKS = ("rows_cut", "rows_with_empty_text", "broken_lines_left_out", "rows_left_out_as_bad")
 """Counts of an evaluation: rows that were changed or left out."""
 
 _BARE_KEY = re.compile(r"[\w-]+", re.ASCII)
