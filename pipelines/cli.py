@@ -194,6 +194,8 @@ def _serve(config: Any) -> None:
     # Serve's processes have an environment of their own: those that Ray starts in advance, one per
     # CPU, would stay unused.
     cluster.set_defaults({"RAY_prestart_worker_first_driver": "0"})
+    if not stays and cluster.address_to_join(None) is None:
+        print("starting Ray", flush=True)
     cluster.connect(allow_open_cluster=config.allow_open_cluster, in_own_session=True)
     try:
         app.perform(config)

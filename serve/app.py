@@ -38,7 +38,6 @@ from serve.plan import Deployable, find
 from serve.room import check_room
 from tracking.ports import require_free
 
-
 _TAKEN = (*SETTINGS, "keys", "tracking_uri", "drain_s")
 """The fields of `ServeConfig` that `build` takes: a model's settings, and some of the server's."""
 _TYPES, _DEFAULTS = get_type_hints(ServeConfig), ServeConfig(models="name=model")
@@ -93,8 +92,9 @@ def run(config: ServeConfig) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the rest is in Serve's log
     with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
         check(config)
-        models = find(config)
+        models = find(config, lambda name: print(f"loading {name}", flush=True))
         try:
+            print("starting Ray Serve", flush=True)
             start(config)
             ray_serve.run_many([each.target() for each in applications(config, models)])
             _wait_until_steady(config)
@@ -135,7 +135,8 @@ def _announce(config: ServeConfig, models: Mapping[str, Deployable]) -> None:
     url = f"{scheme}://{steady.reachable(config.host)}:{config.port}"
     name, model = next(iter(models.items()))
     print(f"serving {', '.join(models)} at {url} (a page for trying them; stop with Ctrl-C)")
-    print(curl(f"{url}/v1/models/{name}", model.example))
+    has_keys, pem = config.keys is not None, config.tls_certificate
+    print(curl(f"{url}/v1/models/{name}", model.example, has_keys=has_keys, cacert=pem))
     if config.haproxy and (most := possible_connections()) < CONNECTIONS:
         print(
             f"at most {most:,} connections at once: {CONNECTIONS:,} need a hard limit of "
@@ -151,10 +152,18 @@ def _logs_folder() -> str:
     return "logs/serve of the Ray session" if node is None else f"{node.get_logs_dir_path()}/serve"
 
 
-def curl(url: str, example: Any) -> str:
-    """The shell command that sends a model its example."""
+def curl(url: str, example: Any, *, has_keys: bool = False, cacert: str | None = None) -> str:
+    """The shell command that sends a model its example.
+
+    Args:
+        has_keys: whether it needs an API key, which the shell then takes from KEY.
+        cacert: file with the server's certificate, if it has one.
+    """
+    words = ["curl", url, "-H 'Content-Type: application/json'"]
+    words += ['-H "Authorization: Bearer $KEY"'] if has_keys else []
+    words += [f"--cacert {shlex.quote(cacert)}"] if cacert is not None else []
     body = shlex.quote(json.dumps({"inputs": example}))
-    return f"curl {url} -H 'Content-Type: application/json' -d {body}"
+    return " ".join([*words, f"-d {body}"])
 
 
 @contextmanager

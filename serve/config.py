@@ -73,6 +73,9 @@ class ModelSettings:
     follow_s: NonNegativeFloat = 5.0
     """How often the registry is asked whether an alias has moved, in which case its new version is
     served without a failed request; 0 never."""
+    allow_other_labels: bool = False
+    """Serve a version with other labels than the model was deployed with when its alias moves. By
+    default it is refused, since clients may not know them, until the config is applied again."""
 
     @property
     def reserved_cpus(self) -> float:

@@ -25,7 +25,7 @@ ends, and becomes HAProxy, in a session of its own, since a Ctrl-C is not for it
 - it holds as many connections as there are file descriptors for, where a hard limit allows fewer
   than Ray's 4,096 (HAProxy would not start).
 
-What HAProxy cannot read as HTTP gets its built-in 400, 408 or 422, in HTML: it has no file for that.
+What HAProxy cannot read as HTTP gets its built-in 400, 408 or 422, in HTML: that takes no file.
 """
 
 import ctypes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_core.errors import FormatError
+from serve.changes import difference
 from serve.comparison import Report
 from serve.following import Aim, Follower, ModelHolder, reason_of
 from serve.model import Model
@@ -196,11 +197,18 @@ class HostedModel:
             recorder=self._recorder,
             **vars(aim.runtime),
         )
-        task = aim.source.task
+        task, labels = aim.source.task, aim.source.labels
         if task not in (None, model.task.name):
             raise FormatError(
                 f"wanted a model for {task}, as {self.plan.name} was deployed for, got one for "
                 f"{model.task.name}: deploy it under another name, or apply the change"
+            )
+        has_others = labels is not None and labels != tuple(model.task.labels)
+        if has_others and not self.plan.allow_other_labels:
+            raise FormatError(
+                f"wanted the labels that {self.plan.name} was deployed with, got others "
+                f"({difference(labels or (), model.task.labels)}), which clients may not know: "
+                "apply the config again, or set allow_other_labels"
             )
         return model
 

@@ -95,6 +95,7 @@ METRICS = (
     _counter("cache_hits", "Inputs answered without being computed."),
     _counter("cache_misses", "Inputs that the cache did not have."),
     _counter("rollovers", "Versions that have taken the place of another."),
+    _counter("changes", "Of these, those with other labels or incomparable vectors.", "change"),
     _gauge("queue_tokens", "Tokens that wait in the queue."),
     _gauge("queue_limit_tokens", "Tokens that may wait in the queue."),
     _gauge("rollover_failed", "1 while the version that the alias points to is not served."),
@@ -119,7 +120,7 @@ class RayRecorder(Recorder):
         self._real, self._computed = metrics["pass_tokens"], metrics["pass_computed_tokens"]
         self._fill = metrics["batch_fill"]
         self._hits, self._misses = metrics["cache_hits"], metrics["cache_misses"]
-        self._rollovers = metrics["rollovers"]
+        self._rollovers, self._changes = metrics["rollovers"], metrics["changes"]
         self._queue, self._queue_limit = metrics["queue_tokens"], metrics["queue_limit_tokens"]
         self._problem, self._info = metrics["rollover_failed"], metrics["model_info"]
         self._watched: list[Callable[[], Snapshot]] = []
@@ -161,8 +162,11 @@ class RayRecorder(Recorder):
             if inputs:
                 counter.inc(inputs, tags=of_model)
 
-    def rolled_over(self, model: str, version: str) -> None:
-        self._rollovers.inc(tags={"model": model, "version": version})
+    def rolled_over(self, model: str, version: str, change: str | None = None) -> None:
+        of_model = {"model": model, "version": version}
+        self._rollovers.inc(tags=of_model)
+        if change is not None:
+            self._changes.inc(tags={**of_model, "change": change})
 
     def watch(self, look: Callable[[], Snapshot]) -> None:
         self._watched.append(look)

@@ -25,6 +25,7 @@ from bert_core.tasks.shapes import Row
 from serve.answers import MOST_CUT, NOTHING, Answered, Computed, entries_of
 from serve.batching import Batcher
 from serve.cache import AnswerCache, CachedAnswer, keys_of, unpacked
+from serve.changes import VECTORS_NOTE, gives_vectors
 from serve.encoders import share
 from serve.errors import (
     DeadlineError,
@@ -483,6 +484,13 @@ class Model:
                 f"{running_s:.0f} s: the process is to be replaced"
             )
 
+    def _notes(self) -> Iterator[str]:
+        """What to know about its answers."""
+        if self.predictor.bundle.ranges_of_batch:
+            yield RANGES_OF_BATCH
+        if gives_vectors(self):
+            yield VECTORS_NOTE
+
     def card(self) -> Card:
         return Card(
             id=self.name,
@@ -497,7 +505,7 @@ class Model:
             encoder_digest=self.encoder_digest,
             backend=self.predictor.execution.engine,
             precision=self.predictor.execution.precision,
-            note=RANGES_OF_BATCH if self.predictor.bundle.ranges_of_batch else None,
+            note="; ".join(self._notes()) or None,
             lineage=ancestors(self.digest, self._lineage),
             max_tokens=self.predictor.max_length,
             limits=self.limits,

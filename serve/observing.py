@@ -99,8 +99,12 @@ class Recorder:
             hits: inputs that need not be computed.
         """
 
-    def rolled_over(self, model: str, version: str) -> None:
-        """This version answers from now on, in place of another."""
+    def rolled_over(self, model: str, version: str, change: str | None = None) -> None:
+        """This version answers from now on, in place of another.
+
+        Args:
+            change: what of its answers is of another kind (`serve.changes`), if anything.
+        """
 
     def watch(self, look: Callable[[], Snapshot]) -> None:
         """Look at a model from time to time."""

@@ -4,6 +4,7 @@ A plan is data, so that Ray Serve can hold it as a deployment's `user_config` an
 to processes that run.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,6 +44,8 @@ class Source:
     """What the bundle must have, so that all processes have the same weights; None takes any."""
     task: str | None = None
     """What the model must be for; None takes any."""
+    labels: tuple[str, ...] | None = None
+    """What it must answer with, unless the plan allows others; None takes any."""
 
     @property
     def named(self) -> str:
@@ -101,6 +104,7 @@ class Plan:
     max_ongoing_requests: int = 256
     cache_mib: int = 0
     follow_s: float = 5.0
+    allow_other_labels: bool = False
     candidate: Candidate | None = None
 
     def follows(self, source: Source) -> bool:
@@ -131,14 +135,22 @@ class Deployable:
     """An input, as in a request."""
 
 
-def find(config: ServeConfig) -> dict[str, Deployable]:
+def find(
+    config: ServeConfig, loading: Callable[[str], object] = lambda name: None
+) -> dict[str, Deployable]:
     """All models by name, each loaded once: Serve would retry a failing replica for minutes.
 
+    Args:
+        loading: is called before a model is loaded.
     Raises: ConfigError for a reference that does not exist, or a graph that should run on a GPU;
         FormatError for a bundle that is damaged or answers no task; also see `resolve`.
     """
     uri = tracking_uri(config.tracking_uri)
-    return {name: _find(uri, name, model) for name, model in models_of(config).items()}
+    found = {}
+    for name, model in models_of(config).items():
+        loading(name)
+        found[name] = _find(uri, name, model)
+    return found
 
 
 def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
@@ -170,6 +182,7 @@ def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
         max_ongoing_requests=model.max_ongoing_requests,
         cache_mib=model.cache_mib,
         follow_s=model.follow_s,
+        allow_other_labels=model.allow_other_labels,
         candidate=candidate,
     )
     return Deployable(plan, predictor.examples[0])
@@ -196,8 +209,15 @@ def _load(uri: str, model: ModelConfig, name: str, reference: str) -> tuple[Sour
             f"{model.num_gpus:g}: leave it out, or serve the bundle with {WEIGHTS} that it was "
             "exported from"
         )
-    task = predictor.task.name
-    return replace(source, version=version, digest=predictor.bundle.digest, task=task), predictor
+    task = predictor.task
+    found = replace(
+        source,
+        version=version,
+        digest=predictor.bundle.digest,
+        task=task.name,
+        labels=tuple(task.labels),
+    )
+    return found, predictor
 
 
 def _absolute(reference: str) -> str:

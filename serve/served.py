@@ -67,6 +67,9 @@ class Card:
     problem: str | None = None
     """Why the version that its alias points to is not the one that answers, or why that is not
     known; None if it is."""
+    changed: str | None = None
+    """What clients must know of the version that took over last: it has other labels, or its
+    vectors cannot be compared with those before; None for nothing."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bert_core.tasks.base import Parameters
 from serve.answers import Answered
+from serve.changes import change_between, told
 from serve.comparison import Pairing, Report, Tally, compared
 from serve.observing import NO_RECORDER, Recorder, Snapshot
 from serve.served import CandidateCard, Card, State
@@ -50,6 +51,8 @@ class Slot:
         """Why the model or its candidate is not what it should be."""
         self.loading: set[str] = set()
         """Which of them is about to be replaced."""
+        self.changed: str | None = None
+        """What clients must know of the last version that took over; None for nothing."""
         self.challenger: Challenger | None = None
         """What answers some of the requests."""
         self.recorder = recorder
@@ -83,6 +86,7 @@ class Slot:
             self.model.card(),
             state="problem" if self.problem else state,
             problem=self.problem,
+            changed=self.changed,
             candidate=None if challenger is None else challenger.card(),
         )
 
@@ -92,7 +96,11 @@ class Slot:
         Returns: the one that answered until now, which is to be retired.
         """
         old, self.current = self.model, Current(model)
-        self.recorder.rolled_over(model.name, model.version_label)
+        change = change_between(old, model)
+        self.changed = None if change is None else told(change, old, model)
+        if change is not None:
+            logger.warning("%s: %s", model.name, self.changed)
+        self.recorder.rolled_over(model.name, model.version_label, change)
         return old
 
     def close(self) -> None:

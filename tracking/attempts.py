@@ -21,7 +21,7 @@ from bert_core.errors import ResourceError
 from tracking.cache import cache_folder
 
 AGAIN_S, LONGEST_S = 300.0, 86_400.0
-"""How long a version is left alone that has ended a process; twice as long each time, up to this."""
+"""How long a version that has ended a process is left alone: at first, and at most; it doubles."""
 
 
 class Attempt:

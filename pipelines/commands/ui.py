@@ -40,7 +40,8 @@ class UiConfig:
 
 
 def run(config: UiConfig) -> None:
-    """Become MLflow's server, until Ctrl-C, and print its address once it answers; if the store is already a server, print its address.
+    """Become MLflow's server, until Ctrl-C, and print its address once it answers; if the store is
+    already a server, print that one's address.
 
     Raises: ConfigError if `run` has no record; ResourceError if the port is in use, or the store's
         server does not answer.

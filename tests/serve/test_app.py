@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+import pydantic
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
@@ -26,7 +28,7 @@ from bert_core.bundle.layout import GRAPHS
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
 from serve import auth
-from serve.config import ServeConfig
+from serve.config import SETTINGS, ServeConfig
 from serve.limits import Limits
 from tests import tiny
 from tests.hub import Hub, Repository, contents
@@ -110,7 +112,9 @@ def test_nothing_of_haproxy_listens_beyond_this_machine(apart: Server) -> None:
 
 
 def test_the_line_that_is_printed_asks_the_model(apart: Server) -> None:
-    line = apart.output.read_text().splitlines()[1]
+    told = apart.output.read_text().splitlines()
+    assert told[:4] == ["starting Ray", "loading docs", "loading other", "starting Ray Serve"]
+    (line,) = [line for line in told if line.startswith("curl ")]
     program, url, *options = shlex.split(line)
     assert (program, options[::2]) == ("curl", ["-H", "-d"])
     header, body = options[1::2]
@@ -270,12 +274,15 @@ def test_new_requests_are_told_that_it_stops_and_a_second_signal_does_not_wait(
     with in_progress(apart, bundle, "other", texts=480) as answers:
         apart.process.send_signal(signal.SIGINT)
         time.sleep(0.5)  # until Python has noticed
+        paths = ("/v1/models/docs", "/v1/models/other", "/embed", "/", "/v1/models/none")
         until_s = time.monotonic() + 3
         while time.monotonic() < until_s:  # while the front and its routes go
-            for path in ("/v1/models/docs", "/v1/models/other", "/embed", "/", "/v1/models/none"):
-                told = httpx.post(f"{apart.url}{path}", json={"inputs": "a"}, timeout=30)
-                assert (told.status_code, told.json()["error_type"]) == (503, "not_ready")
-                assert int(told.headers["Retry-After"]) > 0
+            with httpx.Client(base_url=apart.url, timeout=30) as client:
+                for path in paths:
+                    told = client.post(path, json={"inputs": "a"})
+                    assert (told.status_code, told.json()["error_type"]) == (503, "not_ready")
+                    assert int(told.headers["Retry-After"]) > 0
+            time.sleep(0.5)
         assert apart.end(signal.SIGINT) == 0
     assert "cut" in answers
     live.eventually(lambda: apart.processes() == [], timeout_s=10)
@@ -409,8 +416,9 @@ def test_models_in_one_process_ask_for_keys_by_https_and_leave_nothing_when_it_i
     auth.change_keys(str(tmp_path / "keys.json"), lambda _: [stored])
     chain, pem = live.certificate(tmp_path)
     # Paths from here, wherever replicas and HAProxy run.
+    options = ["--host", "0.0.0.0"]
     files = {"--keys": tmp_path / "keys.json", "--tls_certificate": pem}
-    options = [word for name, path in files.items() for word in (name, os.path.relpath(path))]
+    options += [word for name, path in files.items() for word in (name, os.path.relpath(path))]
     tls = ssl.create_default_context(cafile=str(chain))
     models = {f"m{number}": bundle for number in range(5)}
     with live.running_together(models, tmp_path, *options, tls=tls) as server:
@@ -423,12 +431,50 @@ def test_models_in_one_process_ask_for_keys_by_https_and_leave_nothing_when_it_i
                 headers = {"Authorization": f"Bearer {key}"}
                 response = client.post(path, json={"inputs": TEXTS}, headers=headers)
                 assert_same_answers(response.json(), wanted)
+        (line,) = [line for line in server.output.read_text().splitlines() if "curl " in line]
+        told = subprocess.run(
+            line, shell=True, env=os.environ | {"KEY": key}, capture_output=True, timeout=60
+        )
+        assert isinstance(json.loads(told.stdout), list), told
+        assert plain_doors(server) == {}
         server.end(signal.SIGKILL)
         # Or it would keep the port.
         live.eventually(lambda: "haproxy" not in server.processes(), 20, every_s=0.2)
         with socket.socket() as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind(("127.0.0.1", server.port))
+
+
+def plain_doors(server: Server) -> dict[int, bytes]:
+    """What answers in plain HTTP beyond this machine, by its port."""
+    doors = {}
+    for pid in server.pids():
+        process = psutil.Process(pid)
+        if "haproxy" not in process.name() and "ray::" not in process.name():
+            continue  # Ray's own, which SECURITY.md names
+        for each in process.net_connections("inet"):
+            if each.status != psutil.CONN_LISTEN or each.laddr.ip in ("127.0.0.1", "::1"):
+                continue
+            with (
+                suppress(OSError),
+                socket.create_connection(("127.0.0.1", each.laddr.port), 2) as door,
+            ):
+                door.settimeout(2)
+                door.sendall(b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n")
+                if (came := door.recv(100)).startswith(b"HTTP/"):
+                    doors[each.laddr.port] = came
+    return doors
+
+
+def test_serve_run_takes_every_setting_of_a_model_and_no_other() -> None:
+    from serve import app  # after the environment is set
+
+    taken = {name: getattr(ServeConfig(models="a=x"), name) for name in SETTINGS}
+    arguments = app.BuildArguments(model="x", **taken)
+    assert {name: getattr(arguments, name) for name in SETTINGS} == taken
+    assert app.BuildArguments(model="x", backend="onnxruntime").backend == "onnxruntime"
+    with pytest.raises(pydantic.ValidationError, match="bakend"):
+        app.BuildArguments(model="x", bakend="onnxruntime")
 
 
 def test_serve_run_is_given_one_model_that_answers_for_itself(bundle: Path) -> None:

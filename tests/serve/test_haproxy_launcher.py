@@ -207,9 +207,9 @@ def test_while_the_server_stops_new_requests_are_told_and_those_in_progress_answ
     assert slow.getresponse().status == 200
     slow.close()
     # One that Serve starts anew reads the file.
-    assert "stopping yes\n" == (tmp_path / haproxy_launcher.STOPPING).read_text()
+    assert (tmp_path / haproxy_launcher.STOPPING).read_text() == "stopping yes\n"
     haproxy_launcher.write_files(tmp_path)
-    assert "stopping yes\n" == (tmp_path / haproxy_launcher.STOPPING).read_text()
+    assert (tmp_path / haproxy_launcher.STOPPING).read_text() == "stopping yes\n"
 
 
 @pytest.mark.guard

@@ -29,13 +29,16 @@ from bert_core.tasks.feature_extraction import FeatureExtractionParameters
 from bert_core.tasks.text_classification import TextClassification
 from serve import api, auth
 from serve.auth import Keys
+from serve.changes import difference
 from serve.comparison import Pairing, Tally, compared
+from serve.config import ServeConfig
 from serve.errors import FailedError
 from serve.following import Aim
 from serve.hosted import HostedModel
 from serve.limits import Limits
 from serve.model import Model
-from serve.plan import PLAN, Candidate, Plan, Source
+from serve.observing import Recorder
+from serve.plan import PLAN, Candidate, Plan, Source, find
 from serve.recording import EXPERIMENT, CandidateRuns
 from tests import tiny
 from tests.serve import live
@@ -215,6 +218,87 @@ def test_a_process_that_starts_takes_what_its_alias_means_now_or_else_what_it_me
         weights.write_bytes(sound)
 
 
+class Told(Recorder):
+    """Keeps what changes."""
+
+    def __init__(self) -> None:
+        self.changes: list[str | None] = []
+
+    def rolled_over(self, model: str, version: str, change: str | None = None) -> None:
+        self.changes.append(change)
+
+
+LABELS = ["json", "numpy", "socket"]
+OTHERS = {
+    "without json and with regex": ["numpy", "regex", "socket"],
+    "with regex": [*LABELS, "regex"],
+    "the same in another order": LABELS[::-1],
+}
+
+
+@pytest.mark.parametrize("wanted", OTHERS)
+def test_a_difference_of_labels_is_named(wanted: str) -> None:
+    assert difference(LABELS, OTHERS[wanted]) == wanted
+
+
+def test_a_version_with_other_labels_is_served_only_where_that_is_allowed(
+    bundle: Path, registry: str, tmp_path: Path
+) -> None:
+    loaded, other, name = load_bundle(bundle), "with regex", "relabelled"
+    for labels in (LABELS, OTHERS[other]):
+        folder, task = tmp_path / str(len(labels)), TextClassification(labels)
+        tiny.bundle(folder, loaded.tokenizer, loaded.encoder_config, task=task, seed=9)
+        publish(folder, name=name, uri=registry, metrics={}, input_example=TEXTS)
+    client, reference = connect(registry), f"models:/{name}@champion"
+    client.set_registered_model_alias(name, "champion", "1")
+    config = ServeConfig(models=[f"{NAME}={reference}"], tracking_uri=registry, follow_s=0.1)
+    plan, told = find(config)[NAME].plan, Told()
+    with live.hosted(plan, recorder=told) as (model, url):
+        client.set_registered_model_alias(name, "champion", "2")
+        live.eventually(lambda: card(url)["state"] == "problem")
+        problem = card(url)["problem"]
+        assert problem.startswith(f"version 2 of {reference} is not served: wanted the labels that")
+        assert f"({other})" in problem
+        assert ask(url).headers["X-Model-Version"] == "1"
+        assert told.changes == []
+        model.change(replace(plan, allow_other_labels=True))  # a way out of the message
+        live.eventually(lambda: card(url)["version"] == "2")
+        assert card(url)["changed"] == f"2 has other labels than 1: {other}"
+        listed = httpx.get(f"{url}/v1/models", timeout=30).json()["data"]
+        assert listed[0]["card"]["changed"] == card(url)["changed"]
+        assert told.changes == ["labels"]
+        # The other one: what is deployed now has the new labels.
+        assert find(config)[NAME].plan.source.labels == tuple(OTHERS[other])
+
+
+@pytest.mark.parametrize("name", ["feature-extraction", "sparse-embedding"])
+def test_vectors_of_another_version_are_told_to_be_incomparable(
+    bundles: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    loaded = load_bundle(bundles[name])
+    about: dict[str, Any] = {"task": loaded.task, "seed": 31}
+    other = tiny.bundle(tmp_path / "other", loaded.tokenizer, loaded.encoder_config, **about)
+    told = Told()
+    with live.hosted(live.plan_of(bundles[name]), recorder=told) as (model, url):
+        assert "cannot be compared" in card(url)["note"]
+        assert card(url)["changed"] is None
+        model.change(live.plan_of(other))
+        live.eventually(lambda: card(url)["digest"] == bundle_digest(other))
+        before, after = (bundle_digest(each)[:12] for each in (bundles[name], other))
+        assert card(url)["changed"] == (
+            f"vectors of {after} cannot be compared with those of {before}: make indexes again"
+        )
+        assert told.changes == ["vectors"]
+
+
+def test_another_version_with_the_same_labels_is_no_change(folders: list[Path]) -> None:
+    told = Told()
+    with live.hosted(live.plan_of(folders[0]), recorder=told) as (model, url):
+        model.change(live.plan_of(folders[1]))
+        live.eventually(lambda: card(url)["digest"] == bundle_digest(folders[1]))
+        assert (card(url)["changed"], told.changes) == (None, [None])
+
+
 DIES = """
 import os, signal, sys
 from tracking.attempts import attempt
@@ -242,7 +326,7 @@ def test_a_version_whose_loading_ended_a_process_is_left_alone_by_the_next_one(
     )
     client.set_registered_model_alias(NAME, "champion", "2")
     _die_while_trying(registry, "2")
-    with live.hosted(Plan(name=NAME, source=source, follow_s=0.1)) as (model, url):
+    with live.hosted(Plan(name=NAME, source=source, follow_s=0.1)) as (_, url):
         assert ask(url).headers["X-Model-Version"] == "1"
         live.eventually(lambda: card(url)["state"] == "problem")
         problem = card(url)["problem"]

@@ -42,7 +42,7 @@ class Kept(Recorder):
     def passed(self, model: str, version: str, **sizes: Any) -> None:
         self.passes.append({"model": model, "version": version, **sizes})
 
-    def rolled_over(self, model: str, version: str) -> None:
+    def rolled_over(self, model: str, version: str, change: str | None = None) -> None:
         self.switches.append((model, version))
 
     def watch(self, look: Callable[[], Snapshot]) -> None:

@@ -1,0 +1,59 @@
+"""What a client must know when another version of a model takes over, besides its digest.
+
+Answers of two versions differ in numbers. But other labels are other answers, which a client's code
+may not know, and vectors of two versions cannot be compared: an index must be made again.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from bert_core.tasks.feature_extraction import FeatureExtraction
+from bert_core.tasks.sparse_embedding import SparseEmbedding
+from bert_core.wording import shortened
+
+if TYPE_CHECKING:
+    from serve.model import Model
+
+Change = Literal["labels", "vectors"]
+VECTOR_TASKS = frozenset({FeatureExtraction.name, SparseEmbedding.name})
+VECTORS_NOTE = (
+    "vectors of different digests cannot be compared: keep the digest (X-Model-Digest) with an "
+    "index, and make it again when that changes"
+)
+
+
+def change_between(former: "Model", model: "Model") -> Change | None:
+    """What of the answers is of another kind; None for nothing."""
+    if former.digest == model.digest:
+        return None
+    if former.task.labels != model.task.labels:
+        return "labels"
+    return "vectors" if gives_vectors(model) and gives_vectors(former) else None
+
+
+def gives_vectors(model: "Model") -> bool:
+    return not VECTOR_TASKS.isdisjoint(model.predictors)
+
+
+def told(change: Change, former: "Model", model: "Model") -> str:
+    """The change in words."""
+    if change == "labels":
+        other = difference(former.task.labels, model.task.labels)
+        return f"{model.version_label} has other labels than {former.version_label}: {other}"
+    return (
+        f"vectors of {model.version_label} cannot be compared with those of "
+        f"{former.version_label}: make indexes again"
+    )
+
+
+def difference(before: Sequence[str], after: Sequence[str]) -> str:
+    """How one list of labels differs from another."""
+    parts = [
+        f"{what} {shortened(', '.join(labels))}"
+        for what, labels in (
+            ("without", [label for label in before if label not in after]),
+            ("with", [label for label in after if label not in before]),
+        )
+        if labels
+    ]
+    return " and ".join(parts) or "the same in another order"
