@@ -4,15 +4,13 @@ Answers of two versions differ in numbers. But other labels are other answers, w
 may not know, and vectors of two versions cannot be compared: an index must be made again.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
+from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.sparse_embedding import SparseEmbedding
 from bert_core.wording import shortened
-
-if TYPE_CHECKING:
-    from serve.model import Model
 
 Change = Literal["labels", "vectors"]
 VECTOR_TASKS = frozenset({FeatureExtraction.name, SparseEmbedding.name})
@@ -22,7 +20,18 @@ VECTORS_NOTE = (
 )
 
 
-def change_between(former: "Model", model: "Model") -> Change | None:
+class Version(Protocol):
+    """A loaded model, as far as it counts here."""
+
+    digest: str
+    task: Task
+    predictors: Mapping[str, Any]
+
+    @property
+    def version_label(self) -> str: ...
+
+
+def change_between(former: Version, model: Version) -> Change | None:
     """What of the answers is of another kind; None for nothing."""
     if former.digest == model.digest:
         return None
@@ -31,11 +40,11 @@ def change_between(former: "Model", model: "Model") -> Change | None:
     return "vectors" if gives_vectors(model) and gives_vectors(former) else None
 
 
-def gives_vectors(model: "Model") -> bool:
+def gives_vectors(model: Version) -> bool:
     return not VECTOR_TASKS.isdisjoint(model.predictors)
 
 
-def told(change: Change, former: "Model", model: "Model") -> str:
+def told(change: Change, former: Version, model: Version) -> str:
     """The change in words."""
     if change == "labels":
         other = difference(former.task.labels, model.task.labels)

@@ -3,8 +3,10 @@ disk is full, a version fails once it has taken over, memory is short. Never a w
 failure beyond what was in progress, and full service again within the time that docs/serving.md
 states."""
 
+import json
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -257,6 +259,47 @@ def test_a_version_that_fails_at_every_request_gives_way_to_the_one_before(
         live.eventually(lambda: mortal_server.all_are("2"), ROLLOVER_S)
         clients.wait_for_more()
         assert clients.digests(moved_s) == {sound}
+
+
+def test_a_version_that_ends_the_process_that_loads_it_does_so_once(
+    mortal_server: Mortal, versions: dict[str, Path]
+) -> None:
+    """As the kernel ends a process that has no memory for it."""
+    mortal_server.settle("2")
+    notes, killed = mortal_server.cache / "tried", list[int]()
+    done = threading.Event()
+
+    def end_whoever_loads_it() -> None:
+        while not done.is_set():
+            for note in notes.glob("*.json"):
+                with suppress(OSError, ValueError):
+                    content = json.loads(note.read_text())
+                    if content["is_tried"] and content["pid"] not in killed:
+                        killed.append(content["pid"])
+                        os.kill(content["pid"], signal.SIGKILL)
+            time.sleep(0.002)
+
+    killer = threading.Thread(target=end_whoever_loads_it)
+    with Clients(mortal_server.url, SHORT, versions) as clients:
+        clients.wait_for_more()
+        killer.start()
+        try:
+            mortal_server.point("4")
+            problem = mortal_server.problem("2", ROLLOVER_S + REPLACED_S)
+            assert problem.startswith(
+                f"version 4 of models:/{DOCS}@champion is not served: loading"
+            )
+            live.eventually(lambda: len(mortal_server.server.replicas(DOCS)) == REPLICAS)
+            clients.wait_for_more()
+        finally:
+            done.set()
+            killer.join()
+        mortal_server.point("2")
+        took_s = seconds_until(lambda: mortal_server.all_are("2"), ROLLOVER_S)
+    print(f"a version that ends its process: {len(killed)} ended, ready after {took_s:.1f} s")
+    assert len(killed) == 1
+    assert len(clients.failed()) <= CLIENTS
+    assert clients.digests() == {bundle_digest(versions["2"])}
 
 
 def test_a_replica_whose_memory_is_damaged_is_replaced(
