@@ -175,8 +175,8 @@ def test_parameters_reach_the_task(ask: Caller) -> None:
         (
             b'{"inputs": "a", "parameters": {"topk": 1}}',
             422,
-            "parameters: wanted some of truncation, top_k, function_to_apply, "
-            'got "topk" (did you mean top_k?)',
+            "parameters: wanted some of truncation, truncation_direction, top_k, "
+            'function_to_apply, got "topk" (did you mean top_k?)',
         ),
         (
             b'{"inputs": "a", "parameters": {"top_k": "2"}}',
