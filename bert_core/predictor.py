@@ -20,6 +20,7 @@ from bert_core.data.windows import Window
 from bert_core.determinism import fix_products
 from bert_core.engines.catalog import ENGINES
 from bert_core.errors import ConfigError, FormatError, InputError, ResourceError
+from bert_core.files import is_uri
 from bert_core.manifest import folder_with
 from bert_core.model.attention import packing
 from bert_core.model.layers import without_values
@@ -77,7 +78,9 @@ class Predictor:
         """
         if not isinstance(folder, Bundle):
             # The output of a stage stands for its bundle, as in every command.
-            folder = folder_with(str(folder), CONFIG, RECORD) or folder
+            folder = (
+                not is_uri(str(folder)) and folder_with(str(folder), CONFIG, RECORD)
+            ) or folder
         bundle = folder if isinstance(folder, Bundle) else load_bundle(folder)
         where = bundle.digest[:12] if isinstance(folder, Bundle) else folder
         if threads is not None:

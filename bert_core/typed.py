@@ -19,6 +19,19 @@ _KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or 
 _KINDS |= {types.NoneType: "null", list: "a list", tuple: "a list", dict: "an object"}
 
 
+MOST_BYTES = 128 << 20
+"""Of a JSON file or a vocabulary; the tokenizer.json of XLM-V, with 900,000 tokens, has half."""
+
+
+def check_size(size_bytes: int, where: str) -> None:
+    """Raises: FormatError if a file has more than `MOST_BYTES`, before it is read."""
+    if size_bytes > MOST_BYTES:
+        raise FormatError(
+            f"{where}: wanted at most {MOST_BYTES:,} bytes, got {size_bytes:,}: copy it again, or "
+            "use another model"
+        )
+
+
 def parse_json(data: bytes, where: str) -> Any:
     """One JSON value. Raises: FormatError."""
     try:

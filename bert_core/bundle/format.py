@@ -12,12 +12,13 @@ import numpy as np
 from jaxtyping import Bool
 from numpy.lib.format import MAGIC_PREFIX
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from bert_core import files
 from bert_core.bundle.foreign import (
     listed_modules,
+    read_tensors,
     read_weights,
     task_of_modules,
     task_of_transformers,
@@ -245,7 +246,7 @@ def load_bundle(folder: str | Path) -> Bundle:
         if not graph:
             check_fits(state, config)
         if OBJECTIVE in sha256s:
-            state |= load_file(folder / OBJECTIVE)
+            state |= read_tensors(folder / OBJECTIVE)
     except (FormatError, SafetensorError) as error:
         raise FormatError(
             f"{folder}: wanted an encoder in Hugging Face layout, it cannot be read: {error}: "

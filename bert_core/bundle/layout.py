@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from bert_core import files
 from bert_core.containment import check_name, file_in
 from bert_core.errors import FormatError
-from bert_core.typed import as_type, parse_json
+from bert_core.typed import as_type, check_size, parse_json
 from bert_core.wording import as_json
 
 FORMAT_VERSION = 2
@@ -48,7 +48,9 @@ def names_in(folder: Path) -> list[str]:
 def read_json(path: Path, hint: Any = dict[str, Any]) -> Any:
     """The JSON value of a file, of the declared type. Raises: FormatError."""
     try:
-        data = file_in(path.parent, path.name).read_bytes()
+        file = file_in(path.parent, path.name)
+        check_size(file.stat().st_size, str(path))
+        data = file.read_bytes()
     except FileNotFoundError as error:
         raise FormatError(
             f"{path}: wanted this file, it is missing: give the folder of a bundle, or of a model "

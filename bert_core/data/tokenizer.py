@@ -22,13 +22,14 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_core import files
 from bert_core.containment import has_file
+from bert_core.data.bounds import check_tokenizer
 from bert_core.data.bulk import BulkEncoder, encode_whole, in_slices
 from bert_core.data.byte_level import BulkByteLevel
 from bert_core.data.unigram import BulkUnigram
 from bert_core.data.wordpiece import BulkWordPiece
 from bert_core.errors import FormatError, InputError
 from bert_core.manifest import folder_with
-from bert_core.typed import as_type, parse_json
+from bert_core.typed import as_type, check_size, parse_json
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # The same five in RoBERTa's files; ALBERT's mix both, and MPNet's vocabulary has both.
@@ -118,10 +119,11 @@ class Tokenizer:
         Args:
             special: BERT's names of the special tokens → those that the files beside it state.
         """
-        stated = {**(special or {}), **_stated_in(inner)}
+        stated = {PAD: inner.padding["pad_token"]} if inner.padding else {}
         # Truncation and padding are arguments here, never state loaded from a file.
         inner.no_truncation()
         inner.no_padding()
+        stated |= {**(special or {}), **_around(inner)}
         self.inner = inner
         ids = inner.get_vocab(with_added_tokens=True)
         self._special = _special_tokens(ids, stated, _flagged(inner))
@@ -229,7 +231,9 @@ class Tokenizer:
         if there.has(TOKENIZER):
             path = there.path(TOKENIZER)
             try:
-                inner = tokenizers.Tokenizer.from_buffer(there.read(TOKENIZER))
+                data = there.read(TOKENIZER)
+                check_tokenizer(data, path)
+                inner = tokenizers.Tokenizer.from_buffer(data)
                 _override(inner, settings)
                 whole = cls(inner, there.special_tokens)
                 known = {token.content for token in inner.get_added_tokens_decoder().values()}
@@ -620,6 +624,7 @@ class TokenizerFolder:
         return files.is_file(self.path(name))
 
     def read(self, name: str) -> bytes:
+        check_size(files.size_bytes(self.path(name)), self.path(name))
         return files.read_bytes(self.path(name))
 
     def json(self, name: str, hint: Any) -> Any:
@@ -663,12 +668,10 @@ def _flagged(inner: tokenizers.Tokenizer) -> set[str]:
     return names | {getattr(inner.model, "unk_token", None) or ""}
 
 
-def _stated_in(inner: tokenizers.Tokenizer) -> dict[str, str]:
-    """BERT's names of the special tokens → those by which a tokenizer surrounds a text, and pads
-    rows."""
+def _around(inner: tokenizers.Tokenizer) -> dict[str, str]:
+    """BERT's names → the special tokens by which a tokenizer surrounds a text."""
     bare, whole = (inner.encode("", add_special_tokens=special).tokens for special in (False, True))
-    stated = {CLS: whole[0], SEP: whole[-1]} if len(whole) == len(bare) + 2 else {}
-    return stated | ({PAD: inner.padding["pad_token"]} if inner.padding else {})
+    return {CLS: whole[0], SEP: whole[-1]} if len(whole) == len(bare) + 2 else {}
 
 
 def _special_tokens(

@@ -187,3 +187,9 @@ def test_half_precision_changes_scores_a_little(folder: Path, predictor: Predict
 
     half = scores(Predictor(folder, device="cpu", precision="bf16"))
     assert 0 < np.abs(half - scores(predictor)).max() < 0.05
+
+
+def test_the_output_of_a_stage_stands_for_its_bundle(folder: Path, predictor: Predictor) -> None:
+    stage = Predictor(folder.parent, device="cpu")  # the bundle's folder is called bundle
+    assert stage.bundle.digest == predictor.bundle.digest
+    assert stage.predict(["word1"]) == predictor.predict(["word1"])
