@@ -309,8 +309,8 @@ def test_ids_take_two_bytes_where_the_vocabulary_fits(size: int, id_type: pa.Dat
     ("name", "data", "message"),
     [
         (None, b"", "wanted tokenizer.json or vocab.txt, found neither: give a folder that"),
-        ("tokenizer.json", b'{"version": ', "tokenizer.json: wanted JSON, it cannot be read (.*"),
-        ("tokenizer.json", b"\xff", "tokenizer.json: wanted JSON, it cannot be read (.*"),
+        ("tokenizer.json", b'{"version": ', "tokenizer.json: wanted JSON, it cannot be read"),
+        ("tokenizer.json", b"\xff", "tokenizer.json: wanted JSON, it cannot be read"),
         ("tokenizer.json", b"{}", "cannot be read (.*): copy it again, or train one with"),
         (
             "vocab.txt",

@@ -246,3 +246,37 @@ def test_the_config_of_every_variant_goes_there_and_back(name: str) -> None:
 def test_a_config_of_another_model_is_refused(entries: dict[str, Any], message: str) -> None:
     with pytest.raises(FormatError, match=message):
         encoder_config_from_huggingface(entries)
+
+
+HEAD = {"classifier_bias": True}, {"classifier_activation": "relu"}
+OF_HEADS: list[tuple[str, dict[str, Any], set[str]]] = [
+    ("modernbert", {"mlp_dropout": 0.1}, set()),
+    *(("modernbert", each, {*LAYOUTS["modernbert"].heads} - {"Model"}) for each in HEAD),
+    ("modernbert", {"decoder_bias": False}, {"ForMaskedLM"}),
+    ("electra", {"summary_type": "mean"}, {"ForMultipleChoice"}),
+    ("electra", {"summary_activation": None}, set()),  # transformers' default
+    ("electra", {"summary_use_proj": False}, {"ForMultipleChoice"}),
+    ("deberta-v2", {"conv_groups": 2}, set()),
+    ("deberta-v2", {"conv_groups": 2, "conv_kernel_size": 3}, {*LAYOUTS["deberta-v2"].heads}),
+]
+
+
+@pytest.mark.parametrize(("family", "entries", "read_by"), OF_HEADS)
+def test_an_entry_matters_to_the_classes_that_read_it(
+    family: str, entries: dict[str, Any], read_by: set[str]
+) -> None:
+    """As in the code of transformers 5.23: `ModernBertPredictionHead`, `ElectraSequenceSummary`,
+    `DebertaV2`'s `ConvLayer`; `mlp_dropout` is for training only."""
+    layout = LAYOUTS[family]
+    whole = encoder_config_to_huggingface(layout.defaults)
+    relative = {"pos_att_type": ["p2c", "c2p"]} if family == "deberta-v2" else {}
+    for ending in layout.heads:
+        asked = {**whole, **relative, **entries, "architectures": [layout.title + ending]}
+        if ending in read_by:
+            with pytest.raises(FormatError, match=f"{next(iter(entries))} = .*: wanted"):
+                encoder_config_from_huggingface(asked)
+        else:
+            assert encoder_config_from_huggingface(asked) == layout.defaults
+    if read_by:  # of an unknown class it is not known
+        with pytest.raises(FormatError, match=f"{next(iter(entries))} = .*: wanted"):
+            encoder_config_from_huggingface({**whole, **relative, **entries})
