@@ -145,9 +145,8 @@ def _data() -> Path:
 
 
 def _pairs(path: Path, shapes: tuple[type, type]) -> list[dict[str, Any]]:
-    records, columns = labelled_records(path.read_bytes(), str(path), "sts_benchmark")
-    kept = [record for record in records if record is not None]
-    return labelled(kept, shapes, columns, str(path))
+    found = labelled_records(path.read_bytes(), str(path), "sts_benchmark")
+    return labelled(found.records, shapes, found.columns, str(path))
 
 
 def _paragraphs(path: Path) -> list[dict[str, Any]]:

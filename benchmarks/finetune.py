@@ -269,11 +269,9 @@ def sst2() -> list[dict[str, Any]]:
             "RAYBERT_DATA: wanted the folder that holds sst2/train.tsv, got nothing: set it"
         )
     path = Path(folder) / "sst2" / "train.tsv"
-    records, columns = labelled_records(path.read_bytes(), str(path), "sst2")
+    found = labelled_records(path.read_bytes(), str(path), "sst2")
     shapes = TextClassification.shapes(TextClassification.options())
-    return labelled(
-        [record for record in records if record is not None], shapes, columns, str(path)
-    )
+    return labelled(found.records, shapes, found.columns, str(path))
 
 
 if __name__ == "__main__":

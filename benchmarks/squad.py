@@ -55,8 +55,8 @@ def split_articles(whole: dict[str, Any], questions: int | None) -> tuple[Rows, 
     parts: list[Rows] = []
     for is_held_out in (False, True):
         data = [article for n, article in enumerate(articles) if (n in held_out) is is_held_out]
-        records, _ = labelled_records(json.dumps({"data": data}).encode(), "articles", "squad")
-        parts.append([record for record in records if record is not None])
+        found = labelled_records(json.dumps({"data": data}).encode(), "articles", "squad")
+        parts.append([dict(record) for record in found.records])
     train, scored = parts
     chosen = np.random.default_rng(0).permutation(len(train))[:questions]
     return [train[row] for row in np.sort(chosen)], scored

@@ -223,8 +223,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist, which asks nobody else
 def pytest_runtestloop() -> None:
-    """Collect garbage from here on, that of the tests. Rarely: each time all that they have imported
-    is searched, which takes a fifth of a second."""
+    """Collect garbage from here on, that of the tests. Rarely: each time all that they have
+    imported is searched, which takes a fifth of a second."""
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
     gc.enable()

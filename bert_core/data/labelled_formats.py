@@ -29,8 +29,6 @@ class Comment(str):
     __slots__ = ()
 
 
-Line = Record | Comment | Unread | None
-"""What stands for a line or an object of a file."""
 Reader = Callable[[bytes, str], Sequence[Record | Comment | None]]
 
 
@@ -47,13 +45,30 @@ class LabelledFormat:
     """Who publishes it."""
 
 
-def labelled_records(
-    data: bytes, source: str, name: str | None
-) -> tuple[Sequence[Line], dict[str, str]]:
-    """The records of a file, and which columns hold a task's fields.
+@dataclass(frozen=True, kw_only=True)
+class LabelledFile:
+    """The records of a file, and what else is in it."""
 
-    None stands for a line that is broken as published, an `Unread` for a row of a table that cannot
-    be read, a `Comment` for a line that was taken for none.
+    records: Sequence[Record]
+    columns: dict[str, str]
+    """Field of the task → the column that holds it, if that has another name."""
+    numbers: Sequence[int]
+    """Of each record in the file, from 1, comments not counted."""
+    unread: Mapping[int, Unread]
+    """Number → why a row of a table cannot be read."""
+    broken: int
+    """How many lines are broken as published."""
+    comments: Sequence[Comment]
+    """Lines that were taken for none."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows the file has, with those that cannot be read or are broken."""
+        return len(self.records) + len(self.unread) + self.broken
+
+
+def labelled_records(data: bytes, source: str, name: str | None) -> LabelledFile:
+    """The records of a file, and which columns hold a task's fields.
 
     Sets are also published as Parquet, with the original column names: such a file is read as
     Parquet, even if `name` says otherwise.
@@ -67,7 +82,7 @@ def labelled_records(
         rows = table_rows(data, source, keep=True)
         if len(rows) == 1 and not isinstance(rows[0], Unread):
             _check_is_rows(rows[0], source)
-        return rows, {}
+        return _sorted(rows, {})
     if name not in FORMATS:
         raise ConfigError(f"format: wanted {one_of(FORMATS)}, got {name!r}")
     labelled_format = FORMATS[name]
@@ -75,8 +90,35 @@ def labelled_records(
     if data.startswith(MAGIC):
         records = parquet_rows(data, source)
         first = records[0] if records else {}
-        return records, {name: column for name, column in columns.items() if column in first}
-    return labelled_format.read(data, source), dict(columns)
+        return _sorted(
+            records, {name: column for name, column in columns.items() if column in first}
+        )
+    return _sorted(labelled_format.read(data, source), dict(columns))
+
+
+def _sorted(
+    lines: Sequence[Record | Comment | Unread | None], columns: dict[str, str]
+) -> LabelledFile:
+    """What the lines or rows of a file are; None is a broken line."""
+    comments = [line for line in lines if isinstance(line, Comment)]
+    records: list[Record] = []
+    numbers: list[int] = []
+    unread: dict[int, Unread] = {}
+    for number, line in enumerate((line for line in lines if not isinstance(line, Comment)), 1):
+        if isinstance(line, Unread):
+            unread[number] = line
+        elif line is not None:
+            records.append(line)
+            numbers.append(number)
+    broken = len(lines) - len(comments) - len(records) - len(unread)
+    return LabelledFile(
+        records=records,
+        columns=columns,
+        numbers=numbers,
+        unread=unread,
+        broken=broken,
+        comments=comments,
+    )
 
 
 def _check_is_rows(record: Record, source: str) -> None:

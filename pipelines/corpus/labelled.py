@@ -10,8 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from bert_core import files
-from bert_core.data.json_rows import Unread
-from bert_core.data.labelled_formats import Comment, Line, Record, labelled_records
+from bert_core.data.labelled_formats import LabelledFile, labelled_records
 from bert_core.data.tables import with_classes
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.tasks.shapes import (
@@ -140,44 +139,43 @@ def labelled_rows(
         setting: what the user calls `config`, if that is not the name of the split.
     Raises: CorpusError naming a column that is missing, or all rows that do not fit.
     """
-    tables: list[tuple[str, Sequence[Record], dict[str, str]]] = []
-    sound: dict[str, _Sound] = {}
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
     if config.source != DOCSTRINGS and paths != [config.source]:
         names = [path.rpartition("/")[2] for path in paths]
         more = f" and {len(names) - 3:,} more files" if len(names) > 3 else ""
         say(f"{config.source} ({split}): {', '.join(names[:3])}{more}")
-    for path in paths:
-        lines, columns = labelled_records(files.read_contents(path), path, config.format)
-        of_file = sound[path] = _sound(lines, path)
+    found = {path: _read(path, config) for path in paths}
+    columns_of: dict[str, dict[str, str]] = {}
+    for path, (of_file, unread) in found.items():
         if of_file.broken:
             say(f"{path}: left out {counted(of_file.broken, 'broken line')}")
-        if of_file.unread and not of_file.records:
-            raise CorpusError(f"{told_of(of_file.unread, len(lines))}: none is left")
-        records = with_classes(of_file.records, classes)
-        kept = _kept(usual or {}, config.columns, shapes, records)
+        if unread and not of_file.records:
+            raise CorpusError(f"{told_of(unread, of_file.rows)}: none is left")
+        kept = _kept(usual or {}, config.columns, shapes, of_file.records)
         if kept:
             listed = ", ".join(f'{name} = "{column}"' for name, column in kept.items())
             say(f"{path}: columns {{{listed}}}, as in training, since others are not given")
-        tables.append((path, records, columns | kept | config.columns))
+        columns_of[path] = of_file.columns | kept | config.columns
     # A column is meant for other tasks if it is empty in all files.
     unused = set.intersection(
-        *(unused_fields(records, shapes, columns) for _, records, columns in tables)
+        *(unused_fields(found[path][0].records, shapes, columns_of[path]) for path in paths)
     )
+    setting = f"--{setting or split}.columns"
     read = {
         path: _in_file(
-            sound[path],
+            of_file,
+            unread,
             partial(
                 read_records,
-                records,
+                with_classes(of_file.records, classes),
                 shapes,
-                columns,
+                columns_of[path],
                 path,
                 unused,
-                f"--{setting or split}.columns",
+                setting,
             ),
         )
-        for path, records, columns in tables
+        for path, (of_file, unread) in found.items()
     }
     rows, bad = _checked(read, config.source, checked)
     total = len(rows) + len(bad)
@@ -192,22 +190,24 @@ def labelled_rows(
             say(f"{path}: left out {counted(len(faulty), 'row')}: {kinds_of_bad(faulty)}")
     stripped = sum(part.stripped for part in read.values())
     types = "; ".join(part.types for part in read.values() if part.types)
-    broken = sum(part.broken for part in sound.values())
+    broken = sum(of_file.broken for of_file, _ in found.values())
     remarks: Remarks = {BAD: len(bad), STRIPPED: stripped, TYPES: types}
     return RowsRead(rows, broken, remarks)
 
 
-def _in_file(sound: "_Sound", read: Callable[[], LabelledRows]) -> LabelledRows:
+def _in_file(
+    of_file: LabelledFile, unread: Sequence[BadRow], read: Callable[[], LabelledRows]
+) -> LabelledRows:
     """The rows by their numbers in the file, with those of it that cannot be read."""
     try:
         part = read()
     except CorpusError as error:  # what is wrong with rows may be why columns are
-        if sound.unread:
-            raise CorpusError(told_of(sound.unread, len(sound.records))) from error
+        if unread:
+            raise CorpusError(told_of(unread, of_file.rows)) from error
         raise
-    bad = [replace(row, number=sound.numbers[row.number - 1]) for row in part.bad]
-    numbers = [sound.numbers[number - 1] for number in part.numbers]
-    return replace(part, numbers=numbers, bad=[*bad, *sound.unread])
+    bad = [replace(row, number=of_file.numbers[row.number - 1]) for row in part.bad]
+    numbers = [of_file.numbers[number - 1] for number in part.numbers]
+    return replace(part, numbers=numbers, bad=[*bad, *unread])
 
 
 def _kept(
@@ -262,31 +262,17 @@ def _checked(
     return [dict(row) for row in taken if not isinstance(row, InputError)], bad
 
 
-@dataclass(frozen=True)
-class _Sound:
-    """The records of a file, and what else is in it."""
-
-    records: Sequence[Record]
-    numbers: list[int]
-    """Of each record in the file, from 1, comments not counted."""
-    unread: list[BadRow]
-    broken: int
-
-
-def _sound(lines: Sequence[Line], path: str) -> _Sound:
-    """The records among lines; comments are reported."""
-    comments = [line for line in lines if isinstance(line, Comment)]
-    if comments:
-        say(f"{path}: passed over {counted(len(comments), 'comment')} ({comments[0][:60]}, …)")
-    rows = list(enumerate((line for line in lines if not isinstance(line, Comment)), 1))
+def _read(path: str, config: LabelledConfig) -> tuple[LabelledFile, list[BadRow]]:
+    """A file, and its rows that cannot be read; comments are reported."""
+    found = labelled_records(files.read_contents(path), path, config.format)
+    if found.comments:
+        told = f"{counted(len(found.comments), 'comment')} ({found.comments[0][:60]}, …)"
+        say(f"{path}: passed over {told}")
     unread = []
-    for number, line in rows:
-        if isinstance(line, Unread):
-            place, _, fault = line.partition(": ")
-            unread.append(BadRow(path, number, fault, place))
-    sound = [(number, line) for number, line in rows if not isinstance(line, Unread | None)]
-    records, numbers = [line for _, line in sound], [number for number, _ in sound]
-    return _Sound(records, numbers, unread, len(rows) - len(sound) - len(unread))
+    for number, why in found.unread.items():
+        place, _, fault = why.partition(": ")
+        unread.append(BadRow(path, number, fault, place))
+    return found, unread
 
 
 @contextmanager
@@ -316,18 +302,17 @@ def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]
     path = config.source
     if not files.exists(path):
         raise CorpusError(f"{path}: wanted a file of rows, there is none: check the path")
-    lines, columns = labelled_records(files.read_contents(path), path, config.format)
-    sound = _sound(lines, path)
-    if sound.unread:
-        raise CorpusError(told_of(sound.unread, len(lines)))
-    if sound.broken:
+    found, unread = _read(path, config)
+    if unread:
+        raise CorpusError(told_of(unread, found.rows))
+    if found.broken:
         raise CorpusError(
             f"{path}: wanted as many columns in every line as in the header, "
-            f"{sound.broken:,} lines have more or fewer: copy the file again"
+            f"{found.broken:,} lines have more or fewer: copy the file again"
         )
     names = {field.name for field in fields(shape)}
-    columns = {name: column for name, column in columns.items() if name in names}
-    return labelled(sound.records, (shape, Unlabelled), columns | config.columns, path)
+    columns = {name: column for name, column in found.columns.items() if name in names}
+    return labelled(found.records, (shape, Unlabelled), columns | config.columns, path)
 
 
 def labelled_input(name: str, config: LabelledConfig, split: Split) -> DatasetInput:

@@ -27,7 +27,7 @@ from pipelines.cli import main
 main(["--help"])
 assert not {"torch", "ray", "mlflow", "pyarrow", "numpy"} & set(sys.modules), sorted(sys.modules)
 """
-    times = []
+    times: list[float] = []
     while len(times) < 3 and min(times, default=1) > 0.5:  # the machine may be busy
         began = time.perf_counter()
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

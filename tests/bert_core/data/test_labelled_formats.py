@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_core.data.labelled_formats import FORMATS, Comment, Record, labelled_records
+from bert_core.data.labelled_formats import FORMATS, Record, labelled_records
 from bert_core.data.tables import table_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.question_answering import QuestionAnswering
@@ -76,8 +76,7 @@ TEST: dict[str, tuple[str, dict]] = {
 
 
 def records_of(text: str, name: str) -> list[Record]:
-    found, _ = labelled_records(text.encode(), f"a.{name}", name)
-    return [record for record in found if not isinstance(record, str | None)]
+    return [*labelled_records(text.encode(), f"a.{name}", name).records]
 
 
 def inputs_of(text: str, name: str) -> list[dict]:
@@ -98,9 +97,9 @@ def inputs_of(text: str, name: str) -> list[dict]:
 def test_every_training_set_of_glue_is_read_as_it_is_published(name: str, ending: str) -> None:
     text, row = TRAINING[name]
     text = text.replace("\n", "\r\n") if ending == "\r\n" else text
-    records, columns = labelled_records((text + ending).encode(), "train.tsv", name)
+    found = labelled_records((text + ending).encode(), "train.tsv", name)
     shapes = (TextInput, Score if "score" in row else OneLabel)
-    assert labelled([each for each in records if each], shapes, columns, "train.tsv") == [row]
+    assert labelled(found.records, shapes, found.columns, "train.tsv") == [row]
 
 
 def test_development_rows_of_mnli_have_five_labels_of_which_one_is_right() -> None:
@@ -121,8 +120,8 @@ def test_a_line_broken_in_two_is_left_out_of_qqp_alone() -> None:
     header, row = TRAINING["qqp"][0].split("\n")
     broken = "1\t2\t3\tWhat is\nthis?\tthat?\t1"
     data = f"{header}\n{broken}\n{row}\n".encode()
-    records, _ = labelled_records(data, "train.tsv", "qqp")
-    assert [record is None for record in records] == [True, True, False]
+    found = labelled_records(data, "train.tsv", "qqp")
+    assert (found.broken, found.numbers, found.rows) == (2, [3], 3)
     with pytest.raises(
         CorpusError, match=r"a, line 3: wanted 4 columns separated by tabs .*, got 2"
     ):
@@ -165,15 +164,13 @@ def test_conll_is_sentences_between_blank_lines_without_its_documents(
 ) -> None:
     text = CONLL.replace(*change) if change[0] else CONLL
     for ending in ("", "\n \n"):
-        records, columns = labelled_records((text.rstrip() + ending).encode(), "a", "conll")
-        rows = labelled(list(filter(None, records)), TokenClassification.shapes(), columns, "a")
+        found = labelled_records((text.rstrip() + ending).encode(), "a", "conll")
+        rows = labelled(found.records, TokenClassification.shapes(), found.columns, "a")
         assert rows == [
             {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]},
             {"tokens": ["Peter"], "tags": ["B-PER"]},
         ]
-    first = labelled_records(text.encode(), "a", "conll")[0][0]
-    assert first is not None
-    assert first["1"] == ["NNP", "VBZ"]
+    assert found.records[0]["1"] == ["NNP", "VBZ"]
 
 
 TAGGED = "we O\nsaw O\nUS B-LOC\n\n# O\n1 O\nfan B-PER\n"
@@ -214,9 +211,9 @@ def test_comments_of_conll_are_no_tokens_and_a_token_may_be_a_number_sign(
     dialect: str, ending: str
 ) -> None:
     text, comments = COMMENTED[dialect]
-    records, _ = labelled_records(text.replace("\n", ending).encode(), "a", "conll")
-    assert [each for each in records if isinstance(each, Comment)] == comments
-    rows = [each for each in records if isinstance(each, dict)]
+    found = labelled_records(text.replace("\n", ending).encode(), "a", "conll")
+    assert found.comments == comments
+    rows = found.records
     tokens = {"Universal NER": "1", "GermEval": "1", "CoNLL-2012": "3"}.get(dialect, "0")
     assert [row[tokens] for row in rows] == TOKENS
     assert [row["-1"] for row in rows] == [["O", "O", "B-LOC"], ["O", "O", "B-PER"]]
@@ -283,8 +280,8 @@ CONLLU = """\
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 def test_conllu_is_words_without_ranges_empty_nodes_and_remarks(ending: str) -> None:
     data = CONLLU.replace("\n", ending).encode()
-    records, columns = labelled_records(data, "a", "conllu")
-    rows = labelled(list(filter(None, records)), TokenClassification.shapes(), columns, "a")
+    found = labelled_records(data, "a", "conllu")
+    rows = labelled(found.records, TokenClassification.shapes(), found.columns, "a")
     assert [row["tokens"] for row in rows] == [
         ["Vamos", "nos", "a", "el", "mar"],
         ["#", "New York"],
@@ -293,7 +290,7 @@ def test_conllu_is_words_without_ranges_empty_nodes_and_remarks(ending: str) -> 
         ["VERB", "PRON", "ADP", "DET", "NOUN"],
         ["SYM", "PROPN"],
     ]
-    (record,) = [each for each in records if each and each["xpos"][-1] == "NN"]
+    (record,) = [each for each in found.records if each["xpos"][-1] == "NN"]
     assert record["head"] == ["0", "1", "5", "5", "1"]
 
 
@@ -378,6 +375,5 @@ REAL = {
 @pytest.mark.parametrize("path", REAL)
 def test_a_real_file_has_its_published_rows(path: str, data_dir: Path) -> None:
     name, count = REAL[path]
-    records, _ = labelled_records((data_dir / path).read_bytes(), path, name)
-    assert len(records) == count
-    assert None not in records
+    found = labelled_records((data_dir / path).read_bytes(), path, name)
+    assert (len(found.records), found.rows) == (count, count)

@@ -193,9 +193,9 @@ def test_metadata_of_another_shape_are_no_names(about: bytes) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_parquet_is_read_as_what_it_is_whatever_the_format(name: str) -> None:
     data = hugging_face({"label": CLASSES}, sentence1=["a"], sentence2=["b"], label=[0], score=[1])
-    records, columns = labelled_records(data, "train-00000.parquet", name)
-    assert [each and each["label"] for each in records] == [0]
-    assert set(columns.values()) <= {"sentence1", "sentence2", "label", "score"}
+    found = labelled_records(data, "train-00000.parquet", name)
+    assert [each["label"] for each in found.records] == [0]
+    assert set(found.columns.values()) <= {"sentence1", "sentence2", "label", "score"}
     if name == "rte":
-        [row] = labelled([each for each in records if each], (TextInput, OneLabel), columns, "a")
+        [row] = labelled(found.records, (TextInput, OneLabel), found.columns, "a")
         assert row == {"text": "a", "text_pair": "b", "label": "neg"}

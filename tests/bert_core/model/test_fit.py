@@ -20,7 +20,7 @@ from bert_core.model.fit import LONGEST, check_fits
 from bert_core.model.variants import VARIANTS
 from tests import tiny
 
-FAMILIES = {each.config.family: each.config for each in VARIANTS.values()}
+FAMILIES: dict[str, EncoderConfig] = {each.config.family: each.config for each in VARIANTS.values()}
 HUGE = 10_000_000
 
 

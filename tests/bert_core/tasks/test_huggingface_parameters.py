@@ -20,8 +20,8 @@ from bert_core.tasks.question_answering import (
     QuestionAnsweringOptions,
     QuestionAnsweringParameters,
 )
+from bert_core.tasks.tagged_words import AggregationStrategy
 from bert_core.tasks.token_classification import (
-    AggregationStrategy,
     TokenClassification,
     TokenClassificationParameters,
 )
@@ -105,7 +105,8 @@ def test_targets_and_several_masks_are_answered_as_by_transformers(tmp_path: Pat
     [best] = ours.predict([text], FillMaskParameters(targets=targets, top_k=1))
     assert best == answer[:1]
     # With several masks, transformers also writes what is around the text.
-    [several], others = ours.predict(["a [MASK] b [MASK]."]), peer("a [MASK] b [MASK].")
+    [several] = ours.predict(["a [MASK] b [MASK]."])
+    others: Any = peer("a [MASK] b [MASK].")
     assert [
         [f"[CLS] {each['sequence']} [SEP]" for each in candidates] for candidates in several
     ] == [[each["sequence"] for each in candidates] for candidates in others]

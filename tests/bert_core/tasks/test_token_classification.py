@@ -524,9 +524,8 @@ def test_metrics_are_conllevals_in_every_scheme(scheme: Scheme, sentences: list[
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_real_set_has_the_same_entities_in_every_scheme(scheme: Scheme, data_dir: Path) -> None:
     path = "wnut17/emerging.dev.conll"
-    records, columns = labelled_records((data_dir / path).read_bytes(), path, "conll")
-    found = [record for record in records if record is not None]
-    rows = labelled(found, TokenClassification.shapes(), columns, path)
+    found = labelled_records((data_dir / path).read_bytes(), path, "conll")
+    rows = labelled(found.records, TokenClassification.shapes(), found.columns, path)
     assert TASK.remarks(rows)["tag_scheme"] == "BIO"
     written = rewritten(rows, scheme)
     task = TokenClassification.from_rows(written)

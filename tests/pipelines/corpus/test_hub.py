@@ -42,8 +42,11 @@ def data_set(folder: Path, card: str, names: list[str]) -> str:
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         data = f"<page>{name}</page>".encode()
-        pack = {".gz": gzip.compress, ".bz2": bz2.compress}.get((folder / name).suffix, bytes)
-        (folder / name).write_bytes(pack(data))
+        if name.endswith(".gz"):
+            data = gzip.compress(data)
+        elif name.endswith(".bz2"):
+            data = bz2.compress(data)
+        (folder / name).write_bytes(data)
     (folder / "README.md").write_text(card)
     return str(folder)
 
