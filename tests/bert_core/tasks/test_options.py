@@ -76,6 +76,10 @@ def seen(of: type[Task], records: list[dict[str, Any]], options: Any) -> str:
 
     Raises: RaybertError if the options, or these rows with them, are refused.
     """
+    records = [
+        {**row, **({"tokens": [f"{word}.s" for word in row["tokens"]]} if "tokens" in row else {})}
+        for row in records
+    ]
     rows = labelled(records, of.shapes(options), {}, "rows")
     task = of.from_rows(rows, options)
     repeated = ("context", "question", "tokens", "tags")
