@@ -644,8 +644,8 @@ class TokenClassification(Task):
         self, row: Row, number: int, words: Int[np.ndarray, "units"]
     ) -> Int[np.ndarray, "units"]:
         """The label of each unit, from its word: of an entity, the first begins it and the others
-        are inside. Of a word outside, only one of the later has a label, or long ones, such as
-        addresses of pages, would teach little but `O`."""
+        are inside. Of a word outside, only the first has one, or long ones, such as addresses of
+        pages, would teach little but `O`."""
         self._check(row, number)
         full = full_words(row["tokens"])
         tags, places = [row["tags"][word] for word in full], np.searchsorted(full, words)
@@ -659,12 +659,8 @@ class TokenClassification(Task):
             tags = tags_of(entities, len(words), scheme_of(self.labels))
         ids = np.array([self._ids.get(tag, IGNORE) for tag in tags], dtype=np.int64)
         if self.chosen.entities and len(ids):
-            _, firsts, of_word, sizes = np.unique(
-                words, return_index=True, return_inverse=True, return_counts=True
-            )
-            later = np.arange(len(words)) - firsts[of_word] - 1
-            unused = (later >= 0) & (later != words % np.maximum(1, sizes - 1)[of_word])
-            ids[unused & (np.array(tags) == OUTSIDE)] = IGNORE
+            is_later = np.append(False, words[1:] == words[:-1])
+            ids[is_later & (np.array(tags) == OUTSIDE)] = IGNORE
         return ids
 
 

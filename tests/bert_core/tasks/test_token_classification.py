@@ -341,11 +341,11 @@ def test_words_and_the_text_that_they_make_are_read_alike(tokenizer: Tokenizer) 
         )
 
 
-def test_of_a_word_outside_one_later_part_has_a_label() -> None:
+def test_of_a_word_outside_no_later_part_has_a_label() -> None:
     row = {"tokens": ["a.b-c", "x", "a.b-c"], "tags": ["O", "B-loc", "O"]}
     [window] = PARTS.encode([row], MARKS, 32, labelled=True)
-    none = [IGNORE] * 3
-    assert window.labels["token_labels"].tolist() == [4, 4, *none, 0, 4, *none[:2], 4, IGNORE]
+    none = [IGNORE] * 4
+    assert window.labels["token_labels"].tolist() == [4, *none, 0, 4, *none]
 
 
 def test_what_a_mark_joins_has_the_tag_of_its_first_part() -> None:
