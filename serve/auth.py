@@ -126,7 +126,7 @@ def _remember(path: str, keys: Sequence[Key]) -> None:
     try:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.write_bytes(str(place), _packed(keys))
-    except OSError as error:
+    except (OSError, RaybertError) as error:
         logger.warning("%s: which keys are valid was not kept: %s", path, error)
 
 

@@ -5,7 +5,7 @@ may not know, and vectors of two versions cannot be compared: an index must be m
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
@@ -20,6 +20,7 @@ VECTORS_NOTE = (
 )
 
 
+@runtime_checkable
 class Version(Protocol):
     """A loaded model, as far as it counts here."""
 
