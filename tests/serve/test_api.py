@@ -254,6 +254,7 @@ def test_the_card_tells_task_labels_digest_and_metrics(ask: Caller, bundle: Path
         "limits": asdict(Limits()),
         "state": "ready",
         "problem": None,
+        "changed": None,
         "candidate": None,
     }
     _, listing = ask("GET", "/v1/models")
