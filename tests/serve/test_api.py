@@ -493,7 +493,12 @@ def test_openapi_has_the_shapes_of_the_task(ask: Caller) -> None:
     assert schema["additionalProperties"] is False
     parameters = schema["properties"]["parameters"]
     assert parameters["additionalProperties"] is False
-    assert set(parameters["properties"]) == {"truncation", "top_k", "function_to_apply"}
+    assert set(parameters["properties"]) == {
+        "truncation",
+        "truncation_direction",
+        "top_k",
+        "function_to_apply",
+    }
     function = parameters["properties"]["function_to_apply"]
     assert function["anyOf"][0]["enum"] == ["softmax", "sigmoid", "none"]
     text, pair, several = schema["properties"]["inputs"]["anyOf"]
