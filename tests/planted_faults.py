@@ -170,9 +170,9 @@ FAULTS = (
     _fault(
         "bundle",
         "A file that has changed since the bundle was written is read.",
-        "bert_core/bundle/format.py",
-        "if recorded is not None and sha256 != recorded[name]:",
-        "if recorded is not None and name not in recorded:",
+        "bert_core/bundle/record.py",
+        "if sha256 != record.files[name]:",
+        "if name not in record.files:",
         "tests/bert_core/test_bundle.py"
         "::test_a_changed_file_is_named_with_both_digests_and_the_way_out",
     ),
