@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -48,7 +49,13 @@ from pipelines.runtime.description import (
 )
 from pipelines.runtime.progress import say
 from pipelines.runtime.storage_checks import PROBE
-from pipelines.runtime.unfinished import check_nothing_is_lost, check_whole, difference, saved_work
+from pipelines.runtime.unfinished import (
+    REFUSED,
+    check_nothing_is_lost,
+    check_whole,
+    difference,
+    saved_work,
+)
 from tracking.cache import cache_folder
 from tracking.mirror import RECORD
 from tracking.page import RESULT
@@ -319,6 +326,9 @@ def run_stage(
                 files.abort_uploads(config.output)  # workers were ended in the middle of them
                 if not (isinstance(error, MISTAKES) and _leaves_no_run(config)):
                     _end_run(stage, config, error)
+                if isinstance(error, ConfigError | CorpusError):
+                    with suppress(OSError, RaybertError):  # the mistake is what to tell
+                        _note(config, {REFUSED: True})
             raise
         manifest = Manifest(
             stage=stage,
@@ -522,6 +532,8 @@ def _clear_what_others_left(
     if started is not None and NAME not in present:
         if started["digest"] == digest and not config.force:
             say(f"{stage}: resuming the earlier run of {config.output}")
+            if REFUSED in started:
+                _note(config, {REFUSED: False})
             return
         if not config.force:
             check_nothing_is_lost(config.output, stage, determining, digests, started)
@@ -543,6 +555,12 @@ def _clear_what_others_left(
     }
     from_hub = {item.asked: item.source for item in inputs if item.asked}
     files.write_json(marker, note | ({"hub": from_hub} if from_hub else {}))
+
+
+def _note(config: StageConfig, more: dict[str, Any]) -> None:
+    """Add to what the start noted."""
+    marker = files.join(config.output, STARTED)
+    files.write_json(marker, files.read_json(marker) | more)
 
 
 def local_outputs(config: StageConfig, paths: Sequence[Path]) -> dict[str, Output]:

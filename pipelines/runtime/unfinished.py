@@ -25,6 +25,8 @@ BOOKKEEPING = {
     *("logs", "ray", "diverged.txt", "stopping", "stopped"),
 }
 """Names of what is written beside the work: of the start, its record, its logs, and its end."""
+REFUSED = "refused"
+"""Key in what a start notes: settings or inputs were wrong, so that it ended."""
 _CHECKPOINT = re.compile(r"(?:(\d+)/)?(step-(\d{8}))/checkpoint\.json")
 
 
@@ -112,8 +114,8 @@ def check_nothing_is_lost(
     Raises: ConfigError naming what differs, and what would be lost.
     """
     saved = saved_work(output)
-    if not saved:
-        return
+    if not saved or (started.get(REFUSED) and not any(map(_CHECKPOINT.search, saved))):
+        return  # of a start that a mistake ended, the same start would make no more
     if "config" in started:
         how = difference(
             stage,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bert_core import files
-from bert_core.errors import ConfigError, ResourceError
+from bert_core.errors import ConfigError, CorpusError, ResourceError
 from bert_core.files import read_json
 from bert_core.manifest import Output, is_complete, read_manifest
 from pipelines.corpus.config import CorpusConfig
@@ -255,6 +255,23 @@ def test_a_refused_start_is_no_run_unless_it_has_saved_something(
     assert [one.info.status for one in runs_of(config)] == ["FAILED"]
     run(config, [])
     assert [one.info.status for one in runs_of(config)] == ["FINISHED"]
+
+
+@pytest.mark.parametrize("half", ["half", "checkpoints/step-00000010/checkpoint.json"])
+def test_what_a_mistake_ended_stands_in_the_way_of_no_better_start_but_for_checkpoints(
+    config: CopyConfig, half: str
+) -> None:
+    def ended(digest: str) -> Result:
+        files.write_bytes(files.join(config.output, half), b"done")
+        raise CorpusError("a.csv: wanted sentences: set times to 2")
+
+    with pytest.raises(CorpusError):
+        run_stage("copy", config, [DatasetInput("source", "d1", "a")], ended)
+    if half == "half":
+        run(replace(config, times=2), [])
+        return
+    with pytest.raises(ConfigError, match="its newest checkpoint is step-00000010"):
+        run(replace(config, times=2), [])
 
 
 def test_a_failed_run_says_why_until_it_goes_on(config: CopyConfig, tmp_path: Path) -> None:
