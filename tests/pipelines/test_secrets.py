@@ -35,8 +35,10 @@ def test_an_address_is_shown_without_what_is_secret_in_it(text: str, shown: str)
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(kind, RaybertError)])
 def test_no_error_shows_it(kind: type[RaybertError]) -> None:
-    error = kind(f"{PLACE}: wanted a file")
-    assert str(error) == str(copy(error)) == f"{SHOWN}: wanted a file"
+    texts = [f"{PLACE}: wanted a file", None][: 2 if kind is errors.TooLongError else 1]
+    error = kind(*texts)  # type: ignore[arg-type]
+    assert str(error).startswith(f"{SHOWN}: wanted a file")
+    assert str(copy(error)) == str(error)
     assert "hush" not in repr(error)
 
 
