@@ -1,10 +1,8 @@
 """What pydantic's complaints want, in our words: bodies, parameters and tables of a config say it
 alike."""
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
+from collections.abc import Mapping
+from typing import Any
 
 _KINDS = {
     "bool": "true or false",
@@ -26,8 +24,8 @@ _BOUNDS = {
 }
 
 
-def wanted(fault: "ErrorDetails") -> str:
-    """What a value was to be, such as `a whole number`."""
+def wanted(fault: Mapping[str, Any]) -> str:
+    """What a value was to be, such as `a whole number`, from one of pydantic's `errors()`."""
     kind, context = fault["type"], fault.get("ctx", {})
     if kind == "too_short":
         return f"at least {_some(context['min_length'])}"
