@@ -91,7 +91,8 @@ class Field:
 
 def bodies() -> Iterator[type[Body]]:
     kinds = {each.body for surface in SURFACES for each in surface.endpoints}
-    yield from sorted((kind for kind in kinds if kind is not None), key=lambda kind: kind.__name__)
+    some = (kind for kind in kinds if kind is not None)
+    yield from sorted(some, key=lambda kind: (kind.__name__, kind.__module__))
 
 
 def fields_of(shape: type[Body], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
