@@ -40,8 +40,11 @@ def check_fits(state: Mapping[str, Tensor], config: EncoderConfig) -> None:
         embeddings=embeddings,
         initializer_cutoff=None,
     )
-    with without_values():
-        encoder = Encoder(few, pooler=False)
+    try:
+        with without_values():
+            encoder = Encoder(few, pooler=False)
+    except (TypeError, RuntimeError) as error:  # torch, of sizes that no tensor can have
+        raise FormatError(f"wanted sizes that tensors can have, got others: {error}") from error
     for name, parameter in encoder.named_parameters(prefix="encoder"):
         _check_shape(name, parameter, state)
         if name.startswith(last := f"encoder.layers.{_TEMPLATES - 1}."):

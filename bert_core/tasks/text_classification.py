@@ -137,6 +137,13 @@ class TextClassification(TextTask):
     ) -> None:
         super().__init__(labels, options)
         self._ids = {label: index for index, label in enumerate(self.labels)}
+        for name in ("out_of_scope", "positive_label"):
+            label = getattr(self.chosen, name)
+            if self.labels and label is not None and label not in self._ids:
+                raise ConfigError(
+                    f"options.{name}: wanted one of the labels, got {label!r}; they are: "
+                    f"{_some(self.labels)}"
+                )
         self._f1_of = f1_names(self.labels, self.chosen.positive_label)
         if self.chosen.multi_label:
             self.cell_types = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float64())}
@@ -211,12 +218,6 @@ class TextClassification(TextTask):
                 "options.out_of_scope: wanted none with multi_label, where texts without a label "
                 f"have an empty list, got {options.out_of_scope!r}: leave it out"
             )
-        for name in ("out_of_scope", "positive_label"):
-            label = getattr(options, name)
-            if label is not None and label not in labels:
-                raise CorpusError(
-                    f"{name}: wanted one of the labels, got {label!r}; they are: {_some(labels)}"
-                )
         return cls(labels, options)
 
     def build_objective(self, config: EncoderConfig) -> "Classification":

@@ -117,7 +117,7 @@ def test_a_version_shows_its_run_metrics_signature_and_example(
     assert model.signature is not None
     assert model.signature.params is not None
     names = [field.name for field in model.signature.params]
-    assert names == ["truncation", "top_k", "function_to_apply"]
+    assert names == ["truncation", "truncation_direction", "top_k", "function_to_apply"]
     assert model.signature.outputs is not None
     assert model.signature.outputs.input_names() == ["label", "score"]
     assert model.saved_input_example_info is not None

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_core.errors import CorpusError, InputError
+from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.tasks.text_classification import (
     TextClassification,
     TextClassificationOptions,
@@ -102,7 +102,7 @@ def test_rows_of_no_label_are_scored_apart() -> None:
     answers = [[{"label": label, "score": 1.0}] for label in ("ham", "oos", "oos", "ham")]
     metrics = task.metrics(task.compare(rows, answers))
     assert metrics["in_scope_accuracy"] == metrics["out_of_scope_recall"] == 0.5
-    with pytest.raises(CorpusError, match="out_of_scope: wanted one of the labels, got 'none'"):
+    with pytest.raises(ConfigError, match="out_of_scope: wanted one of the labels, got 'none'"):
         TextClassification.from_rows(rows, TextClassificationOptions(out_of_scope="none"))
 
 
@@ -125,7 +125,7 @@ def test_f1_of_the_label_that_is_asked_for() -> None:
         "f1_of_fraud"
     ]
     assert asked.is_comparable(both)
-    with pytest.raises(CorpusError, match="positive_label: wanted one of the labels, got 'spam'"):
+    with pytest.raises(ConfigError, match="positive_label: wanted one of the labels, got 'spam'"):
         TextClassification.from_rows(rows, TextClassificationOptions(positive_label="spam"))
     several = TextClassificationOptions(multi_label=True, positive_label="x")
     listed = [{"text": "a", "labels": ["x"]}, {"text": "b", "labels": ["y"]}]
