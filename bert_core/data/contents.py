@@ -5,6 +5,7 @@ import re
 from bert_core import files
 from bert_core.data.json_rows import is_of_lines, looks_like_json
 from bert_core.data.parquet import MAGIC
+from bert_core.errors import CorpusError
 
 HEAD_BYTES = 1 << 13
 """How many bytes of a file's contents tell what it holds."""
@@ -28,6 +29,10 @@ _FOREIGN = {
     b"\x04\x22\x4d\x18": ("lz4", "decompress it"),
     b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it"),
 }
+_LIKE_WORDS = (b"ORC", b"ARROW1", b"%PDF-")
+"""Of them, those that text may begin with."""
+_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
+_PAGE = re.compile(rb"\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
 _SHEET = (
     "`pandas.read_excel({path!r}, dtype=str, keep_default_na=False)"
     ".to_csv({target!r}, index=False)`"
@@ -41,8 +46,10 @@ def format_of(head: bytes, path: str) -> str:
 
     Args:
         head: the first `HEAD_BYTES` of its contents, decompressed.
+    Raises: CorpusError if it is none of the formats that its name may stand for.
     """
     suffix, _ = files.suffixes(path)
+    check_is_itself(head, path)
     if head.startswith(MAGIC):
         return "parquet"
     if suffix in JSON_ENDINGS:
@@ -54,6 +61,26 @@ def format_of(head: bytes, path: str) -> str:
     if looks_like_json(head):
         return "jsonl" if is_of_lines(head) else "json"
     return suffix
+
+
+def check_is_itself(head: bytes, path: str) -> None:
+    """Check that another file is not in the place of one, as downloads and renames leave it.
+
+    Raises: CorpusError for a pointer of Git LFS, for a web page that is not called a text, and for
+        what begins like a format that is not read but is called one that is.
+    """
+    suffix, _ = files.suffixes(path)
+    fault = None
+    if head.startswith(_POINTER):
+        fault = "it is a pointer of Git LFS: have Git LFS fetch the file itself"
+    elif suffix not in ("txt", "md") and _PAGE.match(head):
+        fault = "it is a web page: download the file itself"
+    elif suffix in ("parquet", *JSON_ENDINGS) or (
+        suffix in _BY_NAME and not head.startswith(_LIKE_WORDS)
+    ):
+        fault = to_convert(head, path)
+    if fault:
+        raise CorpusError(f"{path}: wanted what its name says, {fault}")
 
 
 def is_dump(head: bytes) -> bool:

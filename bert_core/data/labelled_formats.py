@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bert_core.data.contents import HEAD_BYTES, check_is_itself
 from bert_core.data.formats import Errors, decode_utf8
 from bert_core.data.json_rows import Unread, json_value
 from bert_core.data.parquet import MAGIC
@@ -85,6 +86,7 @@ def labelled_records(data: bytes, source: str, name: str | None) -> LabelledFile
         return _sorted(rows, {})
     if name not in FORMATS:
         raise ConfigError(f"format: wanted {one_of(FORMATS)}, got {name!r}")
+    check_is_itself(data[:HEAD_BYTES], source)
     labelled_format = FORMATS[name]
     columns = labelled_format.columns
     if data.startswith(MAGIC):

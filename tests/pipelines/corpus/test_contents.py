@@ -342,22 +342,44 @@ def test_json_beside_tables_describes_them(
     assert "passed over 1 file of other kinds: b.txt" in capsys.readouterr().out
 
 
+# https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md, version 1
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
 @pytest.mark.parametrize(
     ("name", "data", "way_out"),
     [
-        ("a.xml", b"<rss/>", "wanted a Wikipedia dump, got other XML: write its texts as .txt or"),
         ("a.feather", b"ARROW1\0\0", "`pyarrow.parquet.write_table(pyarrow.ipc.open_file("),
         ("a.sqlite", b"SQLite format 3\0", "it is an SQLite database: write its table as .parqu"),
         ("a.zip", b"PK\x03\x04", "it is a zip archive: unpack it"),
         ("a.tar.gz", gzip.compress(bytes(257) + b"ustar"), "it is a tar archive: unpack it"),
+        # Other files under the names of those that are read.
+        ("a.csv", b"PK\x03\x04", "it is a zip archive: unpack it"),
+        ("a.parquet", b"ARROW1\0\0", "`pyarrow.parquet.write_table(pyarrow.ipc.open_file("),
+        ("a.jsonl.gz", gzip.compress(b"\n<!DOCTYPE html>"), "it is a web page: download the file"),
+        ("a.tsv", b"<html>", "it is a web page: download the file"),
+        ("a.parquet", POINTER, "it is a pointer of Git LFS: have Git LFS fetch"),
+        ("a.txt", POINTER, "it is a pointer of Git LFS: have Git LFS fetch"),
     ],
 )
 def test_a_file_of_a_format_that_is_not_read_says_what_to_do(
     tmp_path: Path, name: str, data: bytes, way_out: str
 ) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(CorpusError, match=re.escape(way_out)):
-        read_corpus(tmp_path / name)
+    for read in (read_corpus, read_rows):
+        with pytest.raises(CorpusError, match=re.escape(way_out)):
+            read(tmp_path / name)
+
+
+def test_xml_that_is_no_dump_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.xml").write_bytes(b"<rss/>")
+    with pytest.raises(CorpusError, match="wanted a Wikipedia dump, got other XML: write its te"):
+        read_corpus(tmp_path / "a.xml")
+
+
+def test_text_may_begin_as_other_formats_do(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("ORCID,text,label\n1,a,x\n")
+    assert read_rows(tmp_path / "a.csv") == [{"text": "a", "label": "x"}]
 
 
 @pytest.mark.parametrize("what", ["", "/*.txt"])
