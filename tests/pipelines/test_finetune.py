@@ -269,7 +269,7 @@ def test_a_model_that_learnt_little_is_told_to_learn_more(
     told = capsys.readouterr().out
     assert re.search(r"finetune: accuracy \d+\.\d\s% on \d+ held-out rows, mean of 1 seed, ", told)
     assert "an answer that ignores the input has accuracy" in told
-    assert "try more epochs than 0.5, or a higher lr than 1e-09 (small encoders take 1e-3)" in told
+    assert "try more epochs than 0.5, or a higher lr than 1e-09 (small encoders take 0.001)" in told
 
 
 def test_a_model_that_learnt_is_not_told_to_learn_more(

@@ -343,7 +343,7 @@ def test_what_would_put_every_row_aside_is_refused(config: PredictConfig, tmp_pa
     with pytest.raises(ConfigError, match=r'parameters: wanted .* got "topk" \(did you mean top_k'):
         predict.run(replace(tables, columns={"text": "body"}, parameters={"topk": 1}))
     (tmp_path / "rows.txt").write_text("a line")
-    with pytest.raises(CorpusError, match="wanted rows in Parquet, or in JSONL, CSV, TSV and"):
+    with pytest.raises(CorpusError, match="wanted rows in Parquet, or in JSON, CSV, TSV and"):
         predict.run(replace(tables, source=(str(path), str(tmp_path / "rows.txt"))))
     (tmp_path / "rows.jsonl").write_text('{"body": "x"}\n')
     with pytest.raises(CorpusError, match=r"wanted rows to answer, got none \(1 without_the_input"):

@@ -152,7 +152,7 @@ def test_a_bad_request_is_told_why(client: httpx.Client) -> None:
 
 def test_an_unknown_model_is_a_404_that_names_those_there_are(client: httpx.Client) -> None:
     for response in (
-        client.post("/v1/models/dogs/predict", json={"inputs": "a"}),
+        client.post("/v1/models/dogs", json={"inputs": "a"}),
         client.get("/v1/models/dogs"),
     ):
         assert response.status_code == 404
