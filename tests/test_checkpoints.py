@@ -110,7 +110,7 @@ def pattern_of(name: str) -> str:
 
 def describe(folder: Path, pattern: str) -> str:
     """Write `tokenizer.json` as the guide shows it; the guide's own pattern."""
-    [program] = FENCE.findall((ROOT / "docs" / "guides" / "hub.md").read_text(encoding="utf-8"))
+    program, *_ = FENCE.findall((ROOT / "docs" / "guides" / "hub.md").read_text(encoding="utf-8"))
     rest, [shown] = GIVEN.sub("", program), GIVEN.findall(program)
     exec(compile(rest, "hub.md", "exec"), {"folder": folder, "pattern": pattern})
     return str(shown)

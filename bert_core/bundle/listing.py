@@ -62,11 +62,11 @@ def needed_of_tokenizer(names: Collection[str]) -> list[str]:
     Raises: FormatError if it has no vocabulary in a form that is read.
     """
     if not {"tokenizer.json", "vocab.txt"} & set(names):
-        present = ", ".join(name for name in OTHER_FILES if name in names)
+        present = [name for name in OTHER_FILES if name in names] or ["neither"]
+        way = OTHER_FILES.get(present[0], OTHER_FILES["vocab.json"])
         raise FormatError(
-            f"wanted tokenizer.json or vocab.txt, got {present or 'neither'}: create the first "
-            "with transformers, AutoTokenizer.from_pretrained(…).save_pretrained(folder), and give "
-            "a folder that has it next to the model's files"
+            f"wanted tokenizer.json or vocab.txt, got {', '.join(present)}: create the first {way}"
+            ", in a folder that has it next to the model's files"
         )
     return sorted({*TOKENIZER_FILES} & set(names))
 

@@ -62,8 +62,16 @@ SPECIAL = "special_tokens_map.json"
 SEGMENTS = "token_type_ids"
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 """Of an added token."""
-# Vocabulary files of other layouts, which are not read.
-OTHER_FILES = ("vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
+# Vocabulary files of other layouts, which are not read → how to make what is.
+_BY_TRANSFORMERS = (
+    "with transformers, AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+)
+OTHER_FILES = {
+    "vocab.json": _BY_TRANSFORMERS,
+    "spm.model": 'as docs/guides/hub.md does of "a vocabulary of SentencePiece alone"',
+    "spiece.model": _BY_TRANSFORMERS,
+    "sentencepiece.bpe.model": _BY_TRANSFORMERS,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,12 +273,11 @@ class Tokenizer:
             whole._mark_special(_additional_tokens(there))
             whole._follow(settings, there.path(SETTINGS))
             return whole
-        for name in OTHER_FILES:
+        for name, way in OTHER_FILES.items():
             if there.has(name):
                 raise FormatError(
                     f"{folder}: wanted tokenizer.json or vocab.txt, found only {name}: create the "
-                    "first with transformers, AutoTokenizer.from_pretrained(folder)"
-                    ".save_pretrained(folder)"
+                    f"first {way}"
                 )
         raise FormatError(
             f"{folder}: wanted tokenizer.json or vocab.txt, found neither: "

@@ -1,6 +1,7 @@
 """Vocabularies of every kind: the same in every process, in canonical order, at home elsewhere."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -250,6 +251,31 @@ def test_ids_with_a_gap_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_other_files_says_how_to_make_ours(tmp_path: Path) -> None:
-    (tmp_path / "spm.model").write_bytes(b"x")
-    with pytest.raises(FormatError, match=r"found only spm\.model: create the first with transfo"):
+    (tmp_path / "vocab.json").write_bytes(b"x")
+    with pytest.raises(FormatError, match=r"found only vocab\.json: create the first with transfo"):
         Tokenizer.load(tmp_path)
+
+
+def test_a_vocabulary_of_sentencepiece_becomes_ours_as_the_guide_does_it(tmp_path: Path) -> None:
+    """With the replacements of SentencePiece 0.2.3, which transformers 5.23 leaves out."""
+    import sentencepiece
+
+    texts = [f"{line} … ﬁne Ｆｕｌｌ ①" for text in TEXTS[0] for line in text.split("\n")][:200]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_prefix=f"{tmp_path}/spm", vocab_size=300,
+        character_coverage=1.0, hard_vocab_limit=False, minloglevel=2, pad_id=0, bos_id=1, eos_id=2,
+        unk_id=3, pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]",
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
+    settings = {"tokenizer_class": "DebertaV2Tokenizer", "do_lower_case": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(FormatError, match=r"create the first as docs/guides/hub\.md does of"):
+        Tokenizer.load(tmp_path)
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "hub.md").read_text()
+    [program] = re.findall(r"```python\n([^`]*sentencepiece_model_pb2.*?)```", guide, re.DOTALL)
+    exec(program.replace('Path("deberta")', f"Path({str(tmp_path)!r})"), {})
+    theirs = sentencepiece.SentencePieceProcessor(f"{tmp_path}/spm.model")
+    ours = Tokenizer.load(tmp_path)
+    for text in texts:
+        ids = ours.inner.encode(text, add_special_tokens=False).ids
+        assert sorted(ids) == sorted(theirs.encode(text))  # of equal cuts either may come

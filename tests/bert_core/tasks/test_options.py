@@ -92,7 +92,7 @@ def seen(of: type[Task], records: list[dict[str, Any]], options: Any) -> str:
     model = tiny.model(encoder, task.build_objective, seed=1).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # small ones give every input the same label
-            parameter *= 20 if parameter.ndim == 2 else 1
+            parameter.mul_(20 if parameter.ndim == 2 else 1)
     windows = task.encode(long, WORDS, 24, labelled=task.trainable)
     unlabelled = task.encode(rows, WORDS, 24)
     answers = task.decode(rows, unlabelled, scores_of(model, unlabelled, WORDS.pad_id))
