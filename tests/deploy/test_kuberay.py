@@ -333,6 +333,10 @@ def test_policies_and_budgets_select_pods_that_exist(documents: list[Document]) 
     for policy in of_kind(documents, "NetworkPolicy"):
         assert selects(policy["spec"]["podSelector"])
         assert policy["spec"]["policyTypes"] == ["Ingress"]
+        sources = [source for rule in policy["spec"]["ingress"] for source in rule["from"]]
+        # Anyone may put a label on pods of a namespace of his own.
+        spaces = [each["namespaceSelector"] for each in sources if "namespaceSelector" in each]
+        assert all(each["matchLabels"] for each in spaces)
     for budget in of_kind(documents, "PodDisruptionBudget"):
         assert selects(budget["spec"]["selector"])
         assert isinstance(budget["spec"]["minAvailable"], int)
