@@ -23,19 +23,18 @@ from bert_core.tasks.text_classification import TextClassification
 from tests import tiny
 
 DEEP: Any = json.loads("[" * 900 + "]" * 900)
-ODD: tuple[Any, ...] = (None, True, -1, 1.5, 10**400, "text", [], [[1]], {"a": []}, DEEP)
+ODD: tuple[Any, ...] = (None, True, -1, 1.5, 10**400, "text", [], [[1]], {"a": []})
 
 
 def replaced(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
     """The value with one place in it changed to another kind, and that place."""
 
-    def at(path: tuple[Any, ...], new: Any) -> Any:
-        whole = json.loads(json.dumps(value))
-        inner = whole
-        for step in path[:-1]:
-            inner = inner[step]
-        inner[path[-1]] = new
-        return whole
+    def at(inner: Any, path: tuple[Any, ...], new: Any) -> Any:
+        if not path:
+            return new
+        changed = inner.copy()
+        changed[path[0]] = at(inner[path[0]], path[1:], new)
+        return changed
 
     def places(inner: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         if path:
@@ -44,10 +43,10 @@ def replaced(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]
             for step in inner if isinstance(inner, dict) else range(len(inner)):
                 yield from places(inner[step], (*path, step))
 
-    yield from (("all of it", odd) for odd in ODD)
-    for place in places(value, ()):
-        for odd in ODD:
-            yield f"{'.'.join(map(str, place))} = {json.dumps(odd)[:40]}", at(place, odd)
+    yield from (("all of it", odd) for odd in (*ODD, DEEP))
+    for number, place in enumerate(places(value, ())):
+        for odd in (*ODD, DEEP)[number % 2 :: 2]:  # every other, which halves the time
+            yield f"{'.'.join(map(str, place))} = {json.dumps(odd)[:40]}", at(value, place, odd)
 
 
 def survivors(path: Path, read: Callable[[], object], value: Any) -> list[str]:
