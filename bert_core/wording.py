@@ -17,8 +17,8 @@ _CREDENTIALS = re.compile(
     rf"{_AZURE}(?<=://)(?!\[)[^/:@\s\"]*(?::(?!\d{{1,5}}/)[^@\s\"]*)?@(?:[^/@\s\"]*@)*",
     re.IGNORECASE,
 )
-# Not what follows an address in a sentence.
-_QUERY = re.compile(r"(https?://[^?\s\"]*)\?[^\s\"]*?(?=[:,;.)'\]]*(?:[\s\"]|$))")
+# Not what follows an address in a sentence, nor a place in a page, which is sent to nobody.
+_QUERY = re.compile(r"(https?://[^?#\s\"]*)\?[^\s\"]*?(?=[:,;.)'\]]*(?:[\s\"]|$))")
 
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:

@@ -25,6 +25,10 @@ KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type)]
         (f'{{"a": "{PLACE}", "b": 1}}', f'{{"a": "{SHOWN}", "b": 1}}'),
         (f"({PLACE}), {PLACE}; and", f"({SHOWN}), {SHOWN}; and"),
         ("s3://key:secret@bucket/a: no", "s3://bucket/a: no"),
+        (
+            "http://127.0.0.1:5000/#/runs/1?view=a: open it",
+            "http://127.0.0.1:5000/#/runs/1?view=a: open it",
+        ),
         ("az://container@account/a", "az://container@account/a"),
         ("models:/x@champion and me@there.example?", "models:/x@champion and me@there.example?"),
     ],

@@ -14,6 +14,7 @@ import pytest
 
 from serve.haproxy_launcher import SLOW_REQUEST_S
 from serve.limits import Limits
+from serve.surfaces.catalog import surface_of
 from tests.serve import odd_requests
 from tests.serve.live import Server
 from tests.serve.odd_requests import Sent, good_requests
@@ -112,8 +113,10 @@ def refuse_constant(name: str) -> None:
 
 
 def odd_error(sent: Sent, value: Any) -> str | None:
-    # Where no surface's path was asked, errors have Hugging Face's shape.
-    shapes = [SHAPES[sent.surface], SHAPES["huggingface"]]
+    # Where no surface's path was asked, errors have the shape of the nearest.
+    path = sent.path.partition("?")[0]
+    nearest = surface_of(sent.method, path).name if path.startswith("/") else sent.surface
+    shapes = [SHAPES[name] for name in (sent.surface, nearest, "huggingface")]
     if not any(
         isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in shape.items())
         for shape in shapes
