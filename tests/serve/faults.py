@@ -4,11 +4,12 @@ they harm."""
 import os
 import re
 import signal
+import sqlite3
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -391,7 +392,7 @@ class Mortal:
         assert self.registry.process is not None
         group = self.registry.process.pid
         if hangs:
-            os.killpg(group, signal.SIGSTOP)
+            live.eventually(lambda: self._stop_between_writes(group))
         else:
             self.registry.stop()
         try:
@@ -401,6 +402,18 @@ class Mortal:
                 os.killpg(group, signal.SIGCONT)
             else:
                 self.registry.start()
+
+    def _stop_between_writes(self, group: int) -> bool:
+        """Stop the registry's processes. Returns: whether its database is unlocked; if not, they
+        go on, since one that is stopped inside a transaction keeps its lock."""
+        os.killpg(group, signal.SIGSTOP)
+        with closing(sqlite3.connect(self.registry.folder / "mlflow.db", timeout=0)) as database:
+            try:
+                database.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                os.killpg(group, signal.SIGCONT)
+                return False
+        return True
 
     def kill_replica(self) -> Callable[[], bool]:
         """End a replica, as the kernel does. Returns: whether another answers in its place."""
