@@ -180,7 +180,7 @@ class Trials:
         from bert_core.train.loop import evaluate as mean_losses
         from pipelines.training.shard_batches import batches
         from pipelines.training.worker import RankPlace
-        from tracking.hub import load_bundle
+        from tracking.models.hub import load_bundle
 
         loaded = load_bundle(bundle)
         model = build_model(loaded, [MaskedLanguageModeling(loaded.encoder_config)])

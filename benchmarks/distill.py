@@ -32,10 +32,10 @@ from bert_core.data.order import GlobalOrder
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.data.windows import Window
+from bert_core.inference.predictor import Predictor
 from bert_core.model.attention import packing
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.distillation import Distillation
-from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import autocast, training_steps

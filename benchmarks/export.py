@@ -23,11 +23,11 @@ from benchmarks.checkpoints import MINILM, required
 from benchmarks.harness import Planned, compare, main
 from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.windows import Window
-from bert_core.engines.catalog import ENGINES
 from bert_core.errors import ResourceError
-from bert_core.export import export_graph, largest_difference
+from bert_core.inference.engines.catalog import ENGINES
+from bert_core.inference.export import export_graph, largest_difference
+from bert_core.inference.predictor import Predictor
 from bert_core.metrics.bootstrap import not_worse
-from bert_core.predictor import Predictor
 from bert_core.scores import Backend, TorchBackend
 from bert_core.tasks.shapes import labelled
 

@@ -25,13 +25,13 @@ from bert_core.bundle.format import save_bundle
 from bert_core.data.order import GlobalOrder
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
+from bert_core.inference.predictor import Predictor
 from bert_core.model.attention import attend, packing
 from bert_core.model.encoder import Encoder
 from bert_core.model.layout import Packed
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
-from bert_core.predictor import Predictor
 from bert_core.tasks.feature_extraction import (
     FeatureExtraction,
     FeatureExtractionParameters,

@@ -105,8 +105,8 @@ def mlflow(workers: int) -> Peer:
 
 def _published(model: Path, uri: str, scratch: Path) -> str:
     """A reference to the model in a registry of its own."""
-    from bert_core.predictor import Predictor
-    from tracking.registry import publish
+    from bert_core.inference.predictor import Predictor
+    from tracking.models.registry import publish
 
     examples = list(Predictor(model, device="cpu").task.examples)
     name = model.parent.name if model.name == BUNDLE else model.name

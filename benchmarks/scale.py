@@ -25,7 +25,7 @@ from benchmarks.scaling.inputs import inputs
 from benchmarks.scaling.plan import DriverPlan, RankPlan, driver_plan, rank_plan
 from benchmarks.scaling.services import CORPUS_WORDS, prepare, serve
 from benchmarks.scaling.training import GPU_COUNTS, RECIPES, Estimate, Spread, estimate
-from tracking.plots import COLOURS
+from tracking.runs.plots import COLOURS
 
 PREPARING_CORES = (1, 16, 64, 1_024, 8_192)
 ANSWERS_PER_S = (100, 1_000, 10_000, 100_000)

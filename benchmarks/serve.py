@@ -57,9 +57,9 @@ from benchmarks.served import (
 )
 from benchmarks.servers import ServerError, running
 from bert_core.bundle.layout import Execution
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from pipelines.commands.load import Target
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 CORES = os.cpu_count() or 1
 PROJECT = Path(__file__).parents[1]

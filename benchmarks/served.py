@@ -18,10 +18,10 @@ from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.windows import Window
 from bert_core.errors import InputError
+from bert_core.inference.predictor import Predictor
 from bert_core.manifest import BUNDLE
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import ObjectiveModel
-from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.question_answering import QuestionAnswering

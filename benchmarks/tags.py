@@ -28,8 +28,8 @@ from safetensors.torch import load_file, save_file
 from benchmarks.harness import provenance
 from benchmarks.peer_tasks import SHARE_OF_WARM_UP
 from bert_core.data.words import parts_of
+from bert_core.inference.predictor import Predictor
 from bert_core.metrics.entities import Entity, entities_of, tags_of
-from bert_core.predictor import Predictor
 from bert_core.tasks.token_classification import TokenClassification
 from pipelines import finetune
 from pipelines.corpus.labelled import LabelledConfig, read_labelled

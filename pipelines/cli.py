@@ -184,7 +184,7 @@ def _serve(config: Any) -> None:
     if stays and not config.dry_run:
         cluster.require_address()
     from serve import app  # takes seconds
-    from tracking.ports import require_free
+    from tracking.store.ports import require_free
 
     if config.dry_run:
         app.show_file(config)

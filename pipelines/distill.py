@@ -35,10 +35,10 @@ from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_r
 from pipelines.training.seeds import TrainableTask, learn
 from pipelines.training.shard_batches import batches, check_rows
 from pipelines.training.student import TEACHER, AugmentationConfig, LossesConfig, TeacherStudent
-from tracking import metric_names as names
-from tracking.metric_names import LOSS
-from tracking.runs import DatasetInput
-from tracking.story import score
+from tracking.runs import metric_names as names
+from tracking.runs.metric_names import LOSS
+from tracking.runs.recorder import DatasetInput
+from tracking.runs.story import score
 
 if TYPE_CHECKING:
     from bert_core.bundle.format import Bundle
@@ -161,7 +161,7 @@ def _teacher_student(config: DistillConfig, folders: Mapping[str, Path]) -> Teac
 def _task_of(teacher: str, folder: Path) -> str:
     """The name of the teacher's task. Raises: ConfigError if it has none."""
     from bert_core.tasks.catalog import TASKS
-    from tracking.hub import load_bundle
+    from tracking.models.hub import load_bundle
 
     task = load_bundle(folder).task
     if task is None:
@@ -177,7 +177,7 @@ def _on_labelled_rows(
 ) -> Result:
     """Train a student for a task."""
     from bert_core.bundle.weights import require_weights
-    from tracking.hub import load_bundle
+    from tracking.models.hub import load_bundle
 
     kind = trainable_task(config.task)
     teacher = require_weights(load_bundle(folders["teacher"]))
@@ -276,7 +276,7 @@ def _augmented(
     config: DistillConfig, folders: Mapping[str, Path], task: "Task", rows: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """New rows made from the training rows."""
-    from bert_core.augmentation import Candidates, augmented
+    from bert_core.inference.augmentation import Candidates, augmented
 
     how = config.augmentation
     if not how.copies:
@@ -333,7 +333,7 @@ def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) 
     """Train a student on what pretraining teaches: masked words, if answers count in the loss."""
     from bert_core.bundle.weights import require_weights
     from bert_core.tasks.fill_mask import FillMask
-    from tracking.hub import load_bundle
+    from tracking.models.hub import load_bundle
 
     teacher = require_weights(load_bundle(folders["teacher"]))
     pair = _teacher_student(config, folders)

@@ -38,8 +38,8 @@ from pipelines.runtime.stage import (
     run_stage,
 )
 from pipelines.training.selection import metric_in_full
-from tracking.metric_names import TOKENS_PER_S
-from tracking.story import figure
+from tracking.runs.metric_names import TOKENS_PER_S
+from tracking.runs.story import figure
 
 if TYPE_CHECKING:
     from bert_core.metrics.calibration import Reliability
@@ -157,7 +157,7 @@ def _write(
     fit: "Reliability | None",
 ) -> list[Path]:
     """Write every file that this task has, into the run's local folder."""
-    from tracking.plots import plot_answers, plot_reliability
+    from tracking.runs.plots import plot_answers, plot_reliability
 
     folder = config.local_folder
     table = pa.table(

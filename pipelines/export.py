@@ -34,12 +34,12 @@ from pipelines.runtime.stage import (
     recipe,
     run_stage,
 )
-from tracking.hub import origin
-from tracking.runs import DatasetInput
+from tracking.models.hub import origin
+from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.bundle.layout import Execution
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
     from bert_core.scores import Backend
 
 Rows = list[dict[str, Any]]
@@ -91,8 +91,8 @@ class ExportConfig(StageConfig):
 
 def run(config: ExportConfig) -> Manifest:
     """Write the bundle with a graph, unless the metric drops by more than `max_drop`."""
-    from bert_core.engines.base import check_installed
-    from bert_core.export import EXPORTING
+    from bert_core.inference.engines.base import check_installed
+    from bert_core.inference.export import EXPORTING
 
     check_installed(EXPORTING, "an export to ONNX")
     check_installed(
@@ -109,8 +109,8 @@ def run(config: ExportConfig) -> Manifest:
 
 def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], digest: str) -> Result:
     from bert_core.bundle.layout import GRAPHS
-    from bert_core.export import export_graph
-    from bert_core.predictor import Predictor
+    from bert_core.inference.export import export_graph
+    from bert_core.inference.predictor import Predictor
 
     predictor = Predictor(
         folder,
@@ -211,8 +211,8 @@ def _backends(
     """The graph by every engine that is installed, at every precision that is asked for and that
     this machine has; first the one that decides."""
     from bert_core.bundle.layout import Execution
-    from bert_core.engines.base import is_installed
-    from bert_core.engines.catalog import ENGINES
+    from bert_core.inference.engines.base import is_installed
+    from bert_core.inference.engines.catalog import ENGINES
 
     loaded: dict[Execution, Backend] = {}
     threads = config.threads_per_worker
@@ -312,7 +312,7 @@ def _measured(
     Raises: FormatError if that is fp32 and gives other scores; ConfigError if with it the metric
         drops too far.
     """
-    from bert_core.export import largest_difference
+    from bert_core.inference.export import largest_difference
 
     task, bundle = predictor.task, predictor.bundle
     rows = predictor.rows(task.examples) if held_out is None else held_out
@@ -353,7 +353,7 @@ def _check(
     config: ExportConfig, run: "Execution", difference: float, verdict: Verdict | None
 ) -> None:
     """Raises: see `_measured`."""
-    from bert_core.export import TOLERANCE
+    from bert_core.inference.export import TOLERANCE
 
     if run.precision == "fp32" and difference > TOLERANCE:
         raise FormatError(

@@ -13,7 +13,7 @@ from pipelines.training.config import Dropout, LabelledTrainingConfig
 from pipelines.training.labelled_sets import inputs_of, lineage_of, read_sets
 from pipelines.training.seeds import TrainableTask, learn
 from pipelines.training.selection import Measurement
-from tracking.runs import DatasetInput
+from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
@@ -44,7 +44,7 @@ def _finetune(
     digest: str,
     watch: Callable[[Measurement], None] | None,
 ) -> Result:
-    from tracking.hub import load_bundle
+    from tracking.models.hub import load_bundle
 
     bundle = load_bundle(folder)
     task, sets = read_sets(config, bundle)
@@ -71,7 +71,7 @@ def build_seed_model(
 
     from bert_core.bundle.weights import build_model
     from bert_core.objectives.base import ObjectiveModel
-    from tracking.hub import load_bundle
+    from tracking.models.hub import load_bundle
 
     bundle = load_bundle(folder)
     torch.manual_seed(seed)

@@ -26,7 +26,7 @@ from pipelines.runtime.stage import (
     input_digest,
     run_stage,
 )
-from tracking.runs import DatasetInput
+from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.tasks.base import Task

@@ -43,11 +43,11 @@ from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.progress import CUT, counted, say
 from pipelines.runtime.stage import INPUT, Result, bundle_input, run_stage
-from tracking.runs import DatasetInput
+from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.data.windows import Window
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
     from bert_core.tasks.base import Parameters, Task
 
 ROWS_AT_ONCE = 1024

@@ -74,7 +74,7 @@ from pipelines.runtime.stage import (
     run_stage,
     tokenizer_input,
 )
-from tracking.resolve import load_tokenizer
+from tracking.models.references import load_tokenizer
 
 ByteSize = Annotated[int, Range(least=1024)]
 

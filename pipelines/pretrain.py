@@ -41,11 +41,11 @@ from pipelines.training.driver import finished, fit, write_bundle
 from pipelines.training.objectives import check_names, objectives_of
 from pipelines.training.records import CHECKPOINTS, Report, median_speed
 from pipelines.training.shard_batches import batches, check_rows
-from tracking import metric_names as names
 from tracking.cache import local_cache
-from tracking.metric_names import MLM_LOSS
-from tracking.resolve import load_tokenizer
-from tracking.runs import DatasetInput
+from tracking.models.references import load_tokenizer
+from tracking.runs import metric_names as names
+from tracking.runs.metric_names import MLM_LOSS
+from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.bundle.format import Bundle
@@ -239,7 +239,7 @@ def _parent(
 
     Raises: ConfigError if its vocabulary is not the run's.
     """
-    from tracking.hub import load_bundle
+    from tracking.models.hub import load_bundle
 
     folder, source = bundle_input(config, model)
     parent = load_bundle(folder)
@@ -282,7 +282,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     to continue from."""
     from bert_core.bundle.weights import fresh_parts
     from bert_core.train.checkpoint import latest_checkpoint, read_points
-    from tracking.hub import load_bundle
+    from tracking.models.hub import load_bundle
 
     tokenizer = load_tokenizer(config.tokenizer)
     parent = None if folder is None else load_bundle(folder)
@@ -411,7 +411,7 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
     from bert_core.batches import PhasedBatches
     from bert_core.train.loop import evaluate
     from pipelines.training.worker import RankPlace, Training, train
-    from tracking.hub import load_bundle
+    from tracking.models.hub import load_bundle
 
     place = RankPlace.here(config.threads_per_worker)
     tokenizer = load_tokenizer(config.tokenizer)

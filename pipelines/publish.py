@@ -25,15 +25,15 @@ from pipelines.runtime.stage import (
     local_outputs,
     run_stage,
 )
-from tracking.registry import check_name
-from tracking.runs import DatasetInput
-from tracking.server import connect, tracking_uri, without_password
-from tracking.upload import check_id, check_token, upload
+from tracking.models.registry import check_name
+from tracking.models.upload import check_id, check_token, upload
+from tracking.runs.recorder import DatasetInput
+from tracking.store.server import connect, tracking_uri, without_password
 
 if TYPE_CHECKING:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
     from bert_core.tasks.base import Task
-    from tracking.registry import Version
+    from tracking.models.registry import Version
 
 PUBLICATION, MODEL_CARD = "publication.json", "model_card.md"
 EXAMPLES = 2
@@ -90,9 +90,9 @@ def run(config: PublishConfig) -> Manifest:
 
 def _publish(config: PublishConfig, folder: Path) -> Result:
     from bert_core.tasks.examples import examples_of
-    from tracking import registry
-    from tracking.model_card import model_card, without_front_matter
-    from tracking.spool import read_run
+    from tracking.models import registry
+    from tracking.models.model_card import model_card, without_front_matter
+    from tracking.runs.spool import read_run
 
     uri = tracking_uri(config.tracking_uri)
     evaluation = read_manifest(config.evaluation)
@@ -187,7 +187,7 @@ def _compared(
     """Whether the bundle is not worse than the `current` champion, on the evaluation's rows that
     neither was trained on, or a clause that says why they are not compared; neither if there is no
     champion."""
-    from tracking.resolve import resolve
+    from tracking.models.references import resolve
 
     if current is None:
         return None, ""

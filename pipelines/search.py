@@ -27,7 +27,7 @@ from pipelines.corpus.readers import parquet
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import counted, meter, say
 from pipelines.runtime.stage import INPUT, Result, StageConfig, input_digest, run_stage
-from tracking.runs import DatasetInput
+from tracking.runs.recorder import DatasetInput
 
 VECTOR = "vector"
 """Name of the column of vectors, after the prefix of a prediction."""

@@ -34,9 +34,9 @@ from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.labelled_sets import inputs_of, read_sets
 from pipelines.training.selection import Measurement
 from pipelines.training.sweep import SweepConfig
-from tracking.hub import PREFIX
-from tracking.registry import check_name
-from tracking.server import tracking_uri
+from tracking.models.hub import PREFIX
+from tracking.models.registry import check_name
+from tracking.store.server import tracking_uri
 
 if TYPE_CHECKING:
     from pipelines.training.trials import Outcome
@@ -123,7 +123,7 @@ def run(config: TuneConfig) -> Manifest:
 
 def _tune(config: TuneConfig, folder: Path, model: str, digests: Mapping[str, str]) -> Result:
     from bert_core.tasks.catalog import TASKS
-    from tracking.hub import load_bundle
+    from tracking.models.hub import load_bundle
 
     if config.held_out is not None:
         # The trials do not read these rows, so that what is wrong with them would come up last.
@@ -136,8 +136,8 @@ def _tune(config: TuneConfig, folder: Path, model: str, digests: Mapping[str, st
             allow_open_cluster=config.allow_open_cluster,
         )
     from pipelines.training import trials
-    from tracking.plots import plot_parallel_coordinates
-    from tracking.spool import read_run
+    from tracking.runs.plots import plot_parallel_coordinates
+    from tracking.runs.spool import read_run
 
     recorded = read_run(config.local_folder)
     parent = recorded.run_id if recorded else None

@@ -21,8 +21,8 @@ from pipelines.corpus.sources import Corpus, corpus_size_bytes, list_corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import counted, meter, say
 from pipelines.runtime.stage import REMARK, Result, StageConfig, run_stage
-from tracking.metric_names import WORDS_PER_S
-from tracking.resolve import load_tokenizer
+from tracking.models.references import load_tokenizer
+from tracking.runs.metric_names import WORDS_PER_S
 
 BLOCK_BYTES = 8 << 20
 

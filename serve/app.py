@@ -1,9 +1,9 @@
 """`raybert serve`: models on a Ray cluster, for as long as the command runs.
 
 Each model is an application of Ray Serve, and so is the front: deploying, scaling or failure of one
-model does not affect the others. `run` serves until it is interrupted (`serve.on_cluster` has the
-commands for a cluster that serves on its own); `build` is for `serve run serve.app:build name=docs
-model=runs/docs/finetune/bundle`, one model that answers at the same paths.
+model does not affect the others. `run` serves until it is interrupted (`serve.cluster.commands` has
+the commands for a cluster that serves on its own); `build` is for `serve run serve.app:build
+name=docs model=runs/docs/finetune/bundle`, one model that answers at the same paths.
 """
 
 import json
@@ -21,8 +21,8 @@ from ray import serve as ray_serve
 from ray.serve import Application
 
 from bert_core.errors import ResourceError
-from serve import on_cluster, steady, tracing
-from serve.applications import (
+from serve.cluster import commands, steady
+from serve.cluster.applications import (
     access,
     applications,
     certificate,
@@ -32,11 +32,12 @@ from serve.applications import (
     start,
     stop_taking,
 )
+from serve.cluster.capacity import check_room
+from serve.cluster.haproxy_launcher import CONNECTIONS, DESCRIPTORS, possible_connections
 from serve.config import SETTINGS, ServeConfig, models_of
-from serve.haproxy_launcher import CONNECTIONS, DESCRIPTORS, possible_connections
-from serve.plan import Deployable, find
-from serve.room import check_room
-from tracking.ports import require_free
+from serve.observe import tracing
+from serve.versions.plan import Deployable, find
+from tracking.store.ports import require_free
 
 _TAKEN = (*SETTINGS, "keys", "tracking_uri", "drain_s")
 """The fields of `ServeConfig` that `build` takes: a model's settings, and some of the server's."""
@@ -65,21 +66,21 @@ def build(arguments: BuildArguments) -> Application:
 def perform(config: ServeConfig) -> None:
     """What the command was asked to do, on the Ray cluster that this process is connected to.
 
-    Raises: see `run` and `serve.on_cluster`.
+    Raises: see `run` and `serve.cluster.commands`.
     """
     if config.apply is not None:
-        on_cluster.apply(config)
+        commands.apply(config)
     elif config.status:
-        on_cluster.status()
+        commands.status()
     elif config.stop:
-        on_cluster.stop(config.drain_s)
+        commands.stop(config.drain_s)
     else:
         run(config)
 
 
 def show_file(config: ServeConfig) -> None:
     """Print the config file for `serve deploy`; needs no cluster. Raises: see `find`."""
-    on_cluster.show_file(config)
+    commands.show_file(config)
 
 
 def run(config: ServeConfig) -> None:

@@ -20,9 +20,9 @@ from bert_core.checks import (
 )
 from bert_core.errors import ConfigError
 from bert_core.wording import nearest, shown
-from serve.hosts import is_loopback
-from serve.limits import Limits
-from serve.wanted import wanted
+from serve.request.limits import Limits
+from serve.request.local_hosts import is_loopback
+from serve.request.wanted import wanted
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Of a model."""

@@ -6,8 +6,8 @@ from typing import Literal
 from bert_core import files
 from bert_core.checks import PositiveInt, check_fields
 from bert_core.errors import ConfigError
-from serve import auth
 from serve.config import NAME
+from serve.request import auth
 
 
 @dataclass(frozen=True, kw_only=True)

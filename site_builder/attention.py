@@ -19,13 +19,13 @@ from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
 
 from bert_core.batches import pack, pad
-from bert_core.inspection import Attention, attention
+from bert_core.inference.inspection import Attention, attention
+from bert_core.inference.predictor import Predictor
 from bert_core.model.attention import RelativeBias, RelativePositions
 from bert_core.model.config import AttentionConfig, EncoderConfig, RotaryAttentionConfig
 from bert_core.model.encoder import Encoder
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch
-from bert_core.predictor import Predictor
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 SENTENCE = "The old dog slept on the porch because it was tired."

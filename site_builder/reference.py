@@ -18,7 +18,7 @@ from pipelines.configure import ALL, CONFIGS, STAGES, config_class, parser_for, 
 from pipelines.runtime.config_errors import alternatives
 from pipelines.runtime.other_names import PEERS, TRAINER
 from serve.config import ModelConfig
-from serve.errors import RequestError
+from serve.request.errors import RequestError
 
 COMMANDS = "reference/commands"
 ERRORS = "reference/errors.md"
@@ -193,7 +193,7 @@ def _values(hint: Any) -> str:
 
 
 def _http() -> Iterator[str]:
-    from serve.api import create_front_app
+    from serve.http.app import create_front_app
     from serve.surfaces.catalog import SURFACES
 
     described = create_front_app({}).openapi()
@@ -218,7 +218,7 @@ def _http() -> Iterator[str]:
             }
     for name in [*(surface.name for surface in SURFACES), "front"]:
         module = import_module(
-            "serve.routes.front" if name == "front" else f"serve.surfaces.{name}"
+            "serve.http.routes.front" if name == "front" else f"serve.surfaces.{name}"
         )
         title, _, about = (inspect.getdoc(module) or "").partition("\n\n")
         yield f"## `{name}`\n"
@@ -345,8 +345,8 @@ def _transformers() -> Iterator[str]:
 
 def _metrics() -> Iterator[str]:
     from pipelines.training import gauges
-    from serve import metrics
-    from tracking import metric_names as names
+    from serve.observe import metrics
+    from tracking.runs import metric_names as names
 
     yield "# Metrics\n"
     yield "## Prometheus, of the server\n"

@@ -16,7 +16,7 @@ import pytest
 
 from tests.processes import start
 from tests.waiting import wait_until
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 PROGRAM, VARIABLE = "azurite-blob", "RAYBERT_AZURITE"
 # Of every Azurite: https://github.com/Azure/Azurite#default-storage-account

@@ -25,7 +25,7 @@ class Server:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Its store is in `folder` by default; of an option given twice, the last counts."""
-        from tracking.ports import free_ports
+        from tracking.store.ports import free_ports
 
         self.folder = folder
         self.store = store or f"sqlite:///{folder}/mlflow.db"
@@ -36,7 +36,7 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        from tracking.server import connect
+        from tracking.store.server import connect
 
         if self.store.startswith("sqlite"):
             connect(self.store)  # sooner than the server makes it

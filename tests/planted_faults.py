@@ -188,10 +188,10 @@ FAULTS = (
     _fault(
         "quantization",
         "Products of 8-bit weights overflow on CPUs that add two of them in 16 bits.",
-        "bert_core/quantization.py",
+        "bert_core/inference/quantization.py",
         "LARGEST_WEIGHT = 64\n",
         "LARGEST_WEIGHT = 127\n",
-        "tests/bert_core/test_export.py::test_a_graph_in_8_bits_is_small_and_near",
+        "tests/bert_core/inference/test_export.py::test_a_graph_in_8_bits_is_small_and_near",
     ),
     _fault(
         "answers",
@@ -199,7 +199,7 @@ FAULTS = (
         "bert_core/scores.py",
         "in zip(group, parts, strict=True):",
         "in zip(sorted(group), parts, strict=True):",
-        "tests/bert_core/test_predictor.py"
+        "tests/bert_core/inference/test_predictor.py"
         "::test_a_text_gets_the_same_answer_in_any_company_and_order",
     ),
     # bert_core: files, storage
@@ -224,19 +224,19 @@ FAULTS = (
     _fault(
         "champion",
         "A champion that came during a comparison is replaced without one.",
-        "tracking/registry.py",
+        "tracking/models/registry.py",
         "if compared_with is not None and compared_with != before:",
         "if compared_with is not None and compared_with == new:",
-        "tests/tracking/test_registry.py"
+        "tests/tracking/models/test_registry.py"
         "::test_a_comparison_says_nothing_about_a_champion_that_came_after_it",
     ),
     _fault(
         "spool",
         "A line that a kill has torn corrupts the next one.",
-        "tracking/spool.py",
+        "tracking/runs/spool.py",
         "    if end < len(data):\n        os.truncate(path, end)\n",
         "",
-        "tests/tracking/test_spool.py::test_a_line_torn_by_a_kill_is_cut_off",
+        "tests/tracking/runs/test_spool.py::test_a_line_torn_by_a_kill_is_cut_off",
     ),
     # pipelines
     _fault(
@@ -323,47 +323,47 @@ FAULTS = (
     _fault(
         "batching",
         "A request that fails takes those of its batch with it.",
-        "serve/batching.py",
+        "serve/model/batching.py",
         "            if len(items) == 1:\n                return [error]\n",
         "            return [error] * len(items)\n",
-        "tests/serve/test_batching.py::test_an_error_is_for_its_item_alone",
+        "tests/serve/model/test_batching.py::test_an_error_is_for_its_item_alone",
     ),
     _fault(
         "keys",
         "Paths of a model that compute nothing, such as /tokenize, ask for no key.",
-        "serve/routes/model.py",
+        "serve/http/routes/model.py",
         "caller = None if endpoint.is_open else admit(keys, request, model.name)",
         "caller = admit(keys, request, model.name) if endpoint.task else None",
-        "tests/serve/test_auth.py::test_every_path_but_probes_and_pages_asks_for_a_key",
+        "tests/serve/request/test_auth.py::test_every_path_but_probes_and_pages_asks_for_a_key",
     ),
     _fault(
         "joint",
         "A request to several models loses its key on the way to them.",
-        "serve/routes/joint.py",
+        "serve/http/routes/joint.py",
         'for name, value in passed_on(request) if name != "accept"]',
         'for name, value in passed_on(request) if not name.startswith("a")]',
-        "tests/serve/test_joint.py::test_a_key_must_be_allowed_to_ask_every_one_of_the_models",
+        "tests/serve/model/test_shared_passes.py::test_a_key_must_be_allowed_to_ask_every_one_of_the_models",
     ),
     _fault(
         "slow body",
         "A body that does not arrive is waited for as long as an answer.",
-        "serve/receiving.py",
+        "serve/request/body.py",
         "async with asyncio.timeout(limits.body_timeout_s) as timeout:",
         "async with asyncio.timeout(limits.deadline_s) as timeout:",
-        "tests/serve/test_limits.py::test_a_body_that_does_not_arrive_is_given_up",
+        "tests/serve/request/test_limits.py::test_a_body_that_does_not_arrive_is_given_up",
     ),
     _fault(
         "disconnect",
         "Work for a client that is gone is computed to the end.",
-        "serve/disconnects.py",
+        "serve/request/disconnects.py",
         "        task.cancel()\n",
         "",
-        "tests/serve/test_disconnects.py::test_queued_work_of_a_closed_connection_is_dropped",
+        "tests/serve/request/test_disconnects.py::test_queued_work_of_a_closed_connection_is_dropped",
     ),
     _fault(
         "roll-over",
         "The version before is dropped before the new one has answered.",
-        "serve/following.py",
+        "serve/versions/follower.py",
         "                self._former = _Former(self._held, replaced)\n",
         "                replaced.retire()\n",
         "tests/serve/test_faults_of_versions.py"
@@ -372,7 +372,7 @@ FAULTS = (
     _fault(
         "nan",
         "A version with NaN among its weights is served.",
-        "serve/model.py",
+        "serve/model/model.py",
         "        _check_weights(folder, self.predictor)\n",
         "",
         "tests/serve/test_faults_of_versions.py"
@@ -389,24 +389,24 @@ FAULTS = (
     _fault(
         "cached",
         "A cached answer is given to a request with other parameters.",
-        "serve/cache.py",
+        "serve/model/answer_cache.py",
         "repr((digest, task, vars(parameters))).encode()",
         "repr((digest, task)).encode()",
-        "tests/serve/test_cache.py::test_only_equal_questions_to_equal_weights_have_equal_keys",
+        "tests/serve/model/test_answer_cache.py::test_only_equal_questions_to_equal_weights_have_equal_keys",
     ),
     _fault(
         "proxy",
         "A replica that ends while it answers gets 502, at which clients do not try again.",
-        "serve/haproxy_launcher.py",
+        "serve/cluster/haproxy_launcher.py",
         '    502: "503 Service Unavailable",',
         '    502: "502 Bad Gateway",',
-        "tests/serve/test_haproxy_launcher.py"
+        "tests/serve/cluster/test_haproxy_launcher.py"
         "::test_requests_pass_and_errors_of_the_proxy_are_json_with_their_own_status",
     ),
     _fault(
         "metrics",
         "A roll-over that has failed is not among the metrics.",
-        "serve/metrics.py",
+        "serve/observe/metrics.py",
         "self._problem.set(int(state.has_problem), tags=of_model)",
         "self._problem.set(0, tags=of_model)",
         "tests/serve/test_metrics_live.py"

@@ -31,7 +31,7 @@ class Postgres:
     """A server with an empty database `mlflow`, that can be killed and started again."""
 
     def __init__(self) -> None:
-        from tracking.ports import free_ports
+        from tracking.store.ports import free_ports
 
         # It refuses to run as root, and the folders of tests are their owner's alone.
         self.user = None if os.geteuid() else next(filter(_exists, ("postgres", "nobody")))

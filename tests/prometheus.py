@@ -17,7 +17,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.waiting import wait_until
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 WITHIN_S = 90.0

@@ -168,7 +168,7 @@ def running_head(
             each where something waits for it, and ends those that are idle. The head then has no
             CPU.
     """
-    from tracking.ports import free_ports
+    from tracking.store.ports import free_ports
 
     ports = dict(zip(HEAD_PORTS, free_ports(len(HEAD_PORTS)), strict=True))
     # A short path: Ray's sockets lie under it, and a socket's path ends at 107 bytes.

@@ -30,14 +30,14 @@ from bert_core.bundle.format import Bundle, load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import FormatError
-from bert_core.export import TOLERANCE, largest_difference
+from bert_core.inference.export import TOLERANCE, largest_difference
+from bert_core.inference.predictor import Predictor
 from bert_core.model.config import EncoderConfig
 from bert_core.model.families import LAYOUTS
 from bert_core.model.hf import encoder_config_to_huggingface, to_huggingface
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
-from bert_core.predictor import Predictor
 from bert_core.tasks.sparse_embedding import SparseEmbedding, SparseEmbeddingParameters
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.train.config import LoopConfig, OptimizerConfig

@@ -14,8 +14,8 @@ from bert_core.manifest import read_manifest
 from tests.mlflow_server import Server
 from tests.ray_clusters import running_head
 from tests.test_readme import BASH, PROLOGUE, ROOT, ROWS, run, small_checkout
-from tracking.ports import free_ports
-from tracking.registry import champion
+from tracking.models.registry import champion
+from tracking.store.ports import free_ports
 
 DOCUMENT = ROOT / "docs" / "cluster.md"
 SERVED = re.compile(r"\b8000\b")

@@ -19,7 +19,7 @@ from bert_core.tasks.text_classification import TextClassification
 from pipelines.configure import ALL, parser_for
 from tests import tiny
 from tests.test_readme import PROLOGUE
-from tracking.registry import champion, publish
+from tracking.models.registry import champion, publish
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(bash|python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

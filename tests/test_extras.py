@@ -20,7 +20,7 @@ import pytest
 from bert_core.tasks.text_classification import TextClassification
 from tests import processes, tiny
 from tests.waiting import wait_until
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(3600)]
 

@@ -15,8 +15,8 @@ from bert_core.manifest import read_manifest
 from pipelines.cli import main
 from pipelines.configure import ALL, STAGES, parser_for
 from tests.test_readme import FEWER, scripts
-from tracking.ports import free_ports
-from tracking.registry import champion
+from tracking.models.registry import champion
+from tracking.store.ports import free_ports
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "docs" / "guides"

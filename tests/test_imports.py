@@ -26,7 +26,7 @@ MAY_READ_ENVIRONMENT = (
     "pipelines/runtime/nodes.py",
     "pipelines/runtime/ray_token.py",
     "tracking/",
-    "serve/haproxy_launcher.py",
+    "serve/cluster/haproxy_launcher.py",
 )
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"}
 
@@ -177,7 +177,7 @@ def test_data_tasks_and_every_config_load_without_torch_or_ray() -> None:
 
 def test_the_front_and_the_commands_of_serving_load_without_torch() -> None:
     """Only what computes takes the time and the memory."""
-    assert_loads_without({"torch", "mlflow"}, ["serve.deployments", "serve.app"])
+    assert_loads_without({"torch", "mlflow"}, ["serve.cluster.deployments", "serve.app"])
 
 
 def assert_loads_without(heavy: set[str], modules: list[str]) -> None:

@@ -21,7 +21,7 @@ import pytest
 import toml
 
 from pipelines.configure import STAGES
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 ROOT = Path(__file__).parents[1]
 BASH = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)

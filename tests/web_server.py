@@ -6,7 +6,7 @@ from typing import Self
 
 from aiohttp import web
 
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 
 class WebServer:

@@ -7,5 +7,5 @@ Models that an objective trains besides the encoder are bundles in subfolders. `
 has the digests of the labelled rows that the weights have seen. An exported bundle holds an ONNX
 graph instead of weights, where optimum and transformers.js look for it. A folder without
 `raybert.json`, as transformers writes it, is also a bundle, but unverified. Folders are local;
-`tracking.resolve` fetches remote ones.
+`tracking.models.references` fetches remote ones.
 """

@@ -34,10 +34,10 @@ from pipelines.corpus.sources import Corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import CUT, meter, print_remarks, say
 from pipelines.runtime.stage import INPUT, StageConfig
-from tracking.metric_names import TOKENS_PER_S
+from tracking.runs.metric_names import TOKENS_PER_S
 
 if TYPE_CHECKING:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
     from bert_core.tasks.base import Parameters
 
 ROWS, REJECTED, PARTS = "rows", "rejected", "parts"

@@ -15,10 +15,10 @@ from pipelines.corpus.labelled import rows_after
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter
 from pipelines.runtime.stage import StageConfig
-from tracking.hub import on_this_machine
+from tracking.models.hub import on_this_machine
 
 if TYPE_CHECKING:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
     from bert_core.tasks.base import Task
 
 ANSWER = "answer"
@@ -90,7 +90,7 @@ def predictor_of(
     folder: Path, threads: int, task: str | None = None, options: str = NO_OPTIONS
 ) -> "Predictor":
     """The model, loaded once per process."""
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     return Predictor(
         on_this_machine(folder), threads=threads, task=task, options=json.loads(options)

@@ -28,8 +28,8 @@ from pipelines.runtime.node_checks import (
 )
 from pipelines.runtime.nodes import Node, token_path
 from pipelines.runtime.progress import counted, say
-from tracking import server
-from tracking.ports import require_free
+from tracking.store import server
+from tracking.store.ports import require_free
 
 PORTS = {5000: "raybert ui", 8000: "raybert serve"}
 JOB_TIMEOUT_S, JOB_POLL_S = 180.0, 0.5
@@ -233,6 +233,6 @@ def _mlflow(tracking_uri: str | None) -> Iterator[str]:
     if uri.startswith(server.SQLITE) and not Path(uri.removeprefix(server.SQLITE)).exists():
         yield f"{uri} does not exist yet: the first run creates it"
     else:
-        from tracking.probe import write_and_delete_run
+        from tracking.store.probe import write_and_delete_run
 
         yield write_and_delete_run(uri)

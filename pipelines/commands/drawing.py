@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from markupsafe import Markup
 
-from tracking.story import short_number
+from tracking.runs.story import short_number
 
 Points = Float[np.ndarray, "_ 2"]
 

@@ -24,7 +24,7 @@ from bert_core.wording import shortened
 from pipelines.runtime.progress import say
 
 if TYPE_CHECKING:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
 ENCODER = "feature-extraction"
 """The task that needs no head."""
@@ -111,8 +111,8 @@ def look(config: InspectConfig) -> dict[str, Found]:
         lacks the word.
     """
     from bert_core.bundle.format import load_bundle
-    from bert_core.predictor import Predictor
-    from tracking.resolve import resolve
+    from bert_core.inference.predictor import Predictor
+    from tracking.models.references import resolve
 
     bundle = load_bundle(resolve(config.model, uri=config.tracking_uri))
     heads = cache(lambda task: Predictor(bundle, task=task))
@@ -161,7 +161,7 @@ def _model(config: InspectConfig, heads: Heads) -> Found:
 
 
 def _attention(config: InspectConfig, heads: Heads) -> Found:
-    from bert_core.inspection import attention
+    from bert_core.inference.inspection import attention
 
     assert config.text is not None
     encoder = heads(ENCODER)
@@ -196,7 +196,7 @@ def _masks(config: InspectConfig, heads: Heads) -> Found:
 
 
 def _nearest(config: InspectConfig, heads: Heads) -> Found:
-    from bert_core.inspection import cosines
+    from bert_core.inference.inspection import cosines
 
     texts = {"text": config.text}
     texts |= {f"sentences[{place}]": text for place, text in enumerate(config.sentences)}
@@ -212,7 +212,7 @@ def _nearest(config: InspectConfig, heads: Heads) -> Found:
 
 
 def _word(config: InspectConfig, heads: Heads) -> Found:
-    from bert_core.inspection import cosines, word_uses
+    from bert_core.inference.inspection import cosines, word_uses
 
     assert config.word is not None
     encoder = heads(ENCODER)

@@ -13,7 +13,7 @@ from bert_core.model.variants import VARIANTS
 from bert_core.wording import nearest, one_of
 from pipelines.configure import CONFIGS, purpose_of
 from pipelines.runtime.progress import console, say
-from tracking.server import ARTIFACTS as COPIES
+from tracking.store.server import ARTIFACTS as COPIES
 
 Listed = Literal["variants", "tasks", "formats", "configs", "runs"]
 LISTS: dict[Listed, str] = {

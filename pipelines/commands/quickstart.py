@@ -35,10 +35,10 @@ from pipelines.corpus.config import DOCSTRINGS
 from pipelines.corpus.labelled import LabelledConfig, read_labelled
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import console, say
-from tracking import metric_names as names
-from tracking.ports import free_port
-from tracking.server import tracking_uri
-from tracking.story import percent
+from tracking.runs import metric_names as names
+from tracking.runs.story import percent
+from tracking.store.ports import free_port
+from tracking.store.server import tracking_uri
 
 NAME, SERVED = "docstrings", "quickstart"
 """Configs of the stages and of the server."""

@@ -39,12 +39,12 @@ from pipelines.runtime.description import (
     run_link,
 )
 from pipelines.runtime.progress import say
-from tracking import metric_names as names
-from tracking.curves import Curve
-from tracking.goodput import duration
-from tracking.metric_names import ACTIVITIES, CURVES
-from tracking.server import connect, tracking_uri, without_password
-from tracking.story import amount, figure, percent, sentence, short_number, words
+from tracking.runs import metric_names as names
+from tracking.runs.curves import Curve
+from tracking.runs.goodput import duration
+from tracking.runs.metric_names import ACTIVITIES, CURVES
+from tracking.runs.story import amount, figure, percent, sentence, short_number, words
+from tracking.store.server import connect, tracking_uri, without_password
 
 PAGES = Path(__file__).parent
 TEMPLATE = REPORT = "report.html"
@@ -288,7 +288,7 @@ def _compared(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 
 def _differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    from tracking.runs import flatten
+    from tracking.runs.recorder import flatten
 
     flat = [flatten(run.manifest.config) for run in runs]
     keys = dict.fromkeys(key for each in flat for key in each)
@@ -413,7 +413,7 @@ def _evaluation(run: Run) -> dict[str, Any] | None:
 
 def _confusion(run: Run) -> dict[str, Any] | None:
     """Counts of true against predicted labels, of a task that gives each row one label."""
-    from tracking.plots import readable
+    from tracking.runs.plots import readable
 
     path = files.join(run.place, PREDICTIONS)
     classes = run.text(CLASSES)

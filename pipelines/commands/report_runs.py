@@ -13,14 +13,14 @@ from bert_core import files
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import BUNDLE, NAME, Manifest, is_complete, read_manifest
 from pipelines.runtime.description import COMMAND, STARTED, digests_of, recorded_run, run_name
-from tracking import goodput
-from tracking.curves import Curve, curves_of
-from tracking.goodput import Goodput
-from tracking.mirror import RECORD
-from tracking.server import connect, tracking_uri, without_password
-from tracking.spool import METRICS
-from tracking.spool import Run as Recorded
-from tracking.story import result
+from tracking.runs import goodput
+from tracking.runs.curves import Curve, curves_of
+from tracking.runs.goodput import Goodput
+from tracking.runs.mirror import RECORD
+from tracking.runs.spool import METRICS
+from tracking.runs.spool import Run as Recorded
+from tracking.runs.story import result
+from tracking.store.server import connect, tracking_uri, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

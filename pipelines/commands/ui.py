@@ -12,11 +12,11 @@ from bert_core import files
 from bert_core.checks import Port, check_fields
 from bert_core.errors import ConfigError
 from pipelines.runtime.progress import say
-from tracking import server
-from tracking.mirror import RECORD
-from tracking.page import run_page, runs_page
-from tracking.ports import require_free
-from tracking.spool import RUN
+from tracking.runs.mirror import RECORD
+from tracking.runs.spool import RUN
+from tracking.store import server
+from tracking.store.page import run_page, runs_page
+from tracking.store.ports import require_free
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

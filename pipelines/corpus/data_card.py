@@ -24,7 +24,7 @@ from pipelines.corpus.readers.base import Block
 from pipelines.corpus.screen import REASONS, dropped_documents
 from pipelines.corpus.sources import Corpus
 from pipelines.runtime.description import DATA_CARD, VOCABULARY_CARD
-from tracking.resolve import load_tokenizer
+from tracking.models.references import load_tokenizer
 
 SAMPLE_BLOCKS, SAMPLE_CHARACTERS = 8, 1 << 17
 HUB_NAMES = {True: "google-bert/bert-base-uncased", False: "google-bert/bert-base-cased"}
@@ -51,7 +51,7 @@ def write(
         lengths: tokens per row → number of rows.
         overlaps: from `pop_overlaps`.
     """
-    from tracking.plots import plot_lengths
+    from tracking.runs.plots import plot_lengths
 
     documents = {
         int(name.rpartition("_")[2]): count

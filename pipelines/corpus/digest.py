@@ -17,7 +17,7 @@ from pipelines.corpus.sources import Corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter, say
 from pipelines.runtime.stage import StageConfig
-from tracking.runs import DatasetInput
+from tracking.runs.recorder import DatasetInput
 
 # A core hashes this much in a second, which is as long as a worker takes to start.
 HERE_BYTES = 1 << 30

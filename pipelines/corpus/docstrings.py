@@ -22,7 +22,7 @@ from bert_core.manifest import Manifest, Output, is_complete
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter, say
 from pipelines.runtime.stage import Result, StageConfig, run_stage
-from tracking.runs import DatasetInput
+from tracking.runs.recorder import DatasetInput
 
 STANDARD_LIBRARY = "python"
 # Import name → distribution. raybert depends on all of them, so every machine has them.

@@ -27,7 +27,7 @@ from pipelines.corpus import docstrings, hub
 from pipelines.corpus.config import DOCSTRINGS
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT_OR_WORD
-from tracking.runs import DatasetInput
+from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.bundle.format import Bundle

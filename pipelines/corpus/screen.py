@@ -34,7 +34,7 @@ from pipelines.corpus.readers.base import Block
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter
 from pipelines.runtime.stage import StageConfig
-from tracking.runs import DatasetInput
+from tracking.runs.recorder import DatasetInput
 
 OVERLAP = "overlap"  # prefix of counts of documents that contain an evaluation row
 DROPPED = "dropped_"  # prefix of counts of documents that were left out

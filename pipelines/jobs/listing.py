@@ -9,8 +9,8 @@ from bert_core import files
 from bert_core.errors import RaybertError, ResourceError
 from pipelines.jobs.server import JobServer
 from pipelines.jobs.submission import PREFIX, attempts_of, ending_of, split_attempt
-from tracking.goodput import duration, read
-from tracking.mirror import RECORD
+from tracking.runs.goodput import duration, read
+from tracking.runs.mirror import RECORD
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails

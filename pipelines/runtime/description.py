@@ -20,10 +20,10 @@ from bert_core.checks import default_of
 from bert_core.errors import RaybertError
 from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.wording import first_line, shortened, without_secrets
-from tracking.mirror import RECORD, read_copy
-from tracking.page import NOTE, RESULT, model_page, run_page
-from tracking.runs import TAG_CHARACTERS, DatasetInput
-from tracking.spool import Run, read_run
+from tracking.runs.mirror import RECORD, read_copy
+from tracking.runs.recorder import TAG_CHARACTERS, DatasetInput
+from tracking.runs.spool import Run, read_run
+from tracking.store.page import NOTE, RESULT, model_page, run_page
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -151,7 +151,7 @@ def _exposed() -> list[str]:
 def _holder(port: int) -> str | None:
     """The process that listens on a port and is not Ray's; None if there is none.
 
-    NOTE: `tracking.ports` finds it too, but cannot be imported where this file runs alone.
+    NOTE: `tracking.store.ports` finds it too, but cannot be imported where this file runs alone.
     """
     try:
         socket.create_server(("", port)).close()

@@ -10,8 +10,8 @@ from pipelines.runtime import cluster, node_checks, nodes
 from pipelines.runtime.capacity import Gpus, require_room
 from pipelines.runtime.stage import StageConfig
 from pipelines.runtime.storage_checks import check_cache, check_excludes, marker
-from tracking import server
 from tracking.cache import cache_folder
+from tracking.store import server
 
 WITHOUT_RAY = ("publish", "export")
 ONE_BY_ONE = ("tune",)

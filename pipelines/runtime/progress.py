@@ -17,7 +17,7 @@ from rich.progress import (
 )
 
 from bert_core.wording import without_secrets
-from tracking.goodput import duration
+from tracking.runs.goodput import duration
 
 FIRST_LINE_S, LINE_EVERY_S = 2.0, 10.0
 """Without a terminal: seconds until the first line, and then between lines."""

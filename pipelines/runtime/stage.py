@@ -57,12 +57,19 @@ from pipelines.runtime.unfinished import (
     saved_work,
 )
 from tracking.cache import cache_folder
-from tracking.mirror import RECORD
-from tracking.page import RESULT
-from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, Status, discard_run, finish_run
-from tracking.server import tracking_uri, without_password
-from tracking.spool import await_release, read_run
-from tracking.story import result
+from tracking.runs.mirror import RECORD
+from tracking.runs.recorder import (
+    PARENT_TAG,
+    DatasetInput,
+    RunRecorder,
+    Status,
+    discard_run,
+    finish_run,
+)
+from tracking.runs.spool import await_release, read_run
+from tracking.runs.story import result
+from tracking.store.page import RESULT
+from tracking.store.server import tracking_uri, without_password
 
 if TYPE_CHECKING:
     from bert_core.data.tokenizer import Tokenizer
@@ -199,8 +206,8 @@ def bundle_input(
     """The local folder of a bundle, given any kind of reference, and the bundle as an input called
     `name`."""
     from bert_core.bundle.format import bundle_digest
-    from tracking.hub import PREFIX
-    from tracking.resolve import resolve
+    from tracking.models.hub import PREFIX
+    from tracking.models.references import resolve
 
     fixed = hub_reference(config.output, reference, force=config.force)
     folder = resolve(reference if fixed is None else PREFIX + fixed, uri=config.tracking_uri)
@@ -211,8 +218,8 @@ def bundle_input(
 def tokenizer_input(config: StageConfig, reference: str) -> tuple[str, "Tokenizer", DatasetInput]:
     """A reference to a tokenizer that means the same files on every machine, the tokenizer, and the
     tokenizer as an input."""
-    from tracking.hub import PREFIX
-    from tracking.resolve import load_tokenizer
+    from tracking.models.hub import PREFIX
+    from tracking.models.references import load_tokenizer
 
     fixed = hub_reference(config.output, reference, force=config.force)
     place = reference if fixed is None else PREFIX + fixed
@@ -227,7 +234,7 @@ def hub_reference(output: str, reference: str, *, force: bool) -> str | None:
     The commit is the one that an earlier run of the same output took, so that a run that resumes
     goes on with the same model, wherever its branch is by now; `force` takes the newest.
     """
-    from tracking.resolve import hub_model, pinned
+    from tracking.models.references import hub_model, pinned
 
     if hub_model(reference) is None:
         return None

@@ -14,10 +14,10 @@ from pipelines.runtime import lease
 from pipelines.runtime.description import STARTED
 from pipelines.runtime.progress import counted
 from pipelines.runtime.storage_checks import PROBE
-from tracking.goodput import FILE as GOODPUT
-from tracking.mirror import FOR_PEOPLE, RECORD
-from tracking.runs import flatten
-from tracking.spool import METRICS, RUN, SENT
+from tracking.runs.goodput import FILE as GOODPUT
+from tracking.runs.mirror import FOR_PEOPLE, RECORD
+from tracking.runs.recorder import flatten
+from tracking.runs.spool import METRICS, RUN, SENT
 
 BOOKKEEPING = {
     *(STARTED, NAME, lease.NAME),

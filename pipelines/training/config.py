@@ -21,7 +21,7 @@ from bert_core.wording import one_of
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.runtime.stage import INPUT, StageConfig
 from pipelines.training.selection import SelectionConfig
-from tracking.goodput import CLUSTER, DEFAULT
+from tracking.runs.goodput import CLUSTER, DEFAULT
 
 
 def check_variant(field_name: str, variant: str | None) -> None:

@@ -20,8 +20,8 @@ from pipelines.runtime import cluster
 from pipelines.runtime.capacity import recount_nodes
 from pipelines.training.gauges import Gauges
 from pipelines.training.records import Records, record_all, with_readings
-from tracking.goodput import CLUSTER, DEFAULT, Goodput
-from tracking.runs import RunRecorder
+from tracking.runs.goodput import CLUSTER, DEFAULT, Goodput
+from tracking.runs.recorder import RunRecorder
 
 logger = logging.getLogger(__name__)
 

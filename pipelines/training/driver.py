@@ -35,14 +35,14 @@ from pipelines.training.records import (
     record_all,
     with_readings,
 )
-from tracking import goodput
-from tracking.curves import steps_done
-from tracking.metric_names import ELAPSED_S, LOSS, TOKENS_PER_S
-from tracking.mirror import fetch_newer
-from tracking.runs import RunRecorder
-from tracking.server import tracking_uri
-from tracking.spool import METRICS, await_release
-from tracking.system_metrics import SystemMetrics
+from tracking.runs import goodput
+from tracking.runs.curves import steps_done
+from tracking.runs.metric_names import ELAPSED_S, LOSS, TOKENS_PER_S
+from tracking.runs.mirror import fetch_newer
+from tracking.runs.recorder import RunRecorder
+from tracking.runs.spool import METRICS, await_release
+from tracking.runs.system_metrics import SystemMetrics
+from tracking.store.server import tracking_uri
 
 if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
@@ -203,7 +203,7 @@ def finished(
 ) -> Result:
     """The result of a stage that has trained, with where its time went, and plots of what it has
     recorded."""
-    from tracking.plots import plot_curves, plot_time
+    from tracking.runs.plots import plot_curves, plot_time
 
     spent = _spent(config)
     spent.save(config.local_folder)

@@ -11,8 +11,8 @@ import time
 from ray.util.metrics import Gauge
 
 from pipelines.training.records import Records
-from tracking import metric_names as names
-from tracking.goodput import Goodput
+from tracking.runs import metric_names as names
+from tracking.runs.goodput import Goodput
 
 PREFIX = "raybert_train_"
 OUTPUT, ACTIVITY = "output", "activity"

@@ -20,7 +20,7 @@ from bert_core.train.loop import evaluate, evaluation_scores
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.labelled_sets import LabelledSet
 from pipelines.training.worker import RankPlace
-from tracking.metric_names import TASK, on_all
+from tracking.runs.metric_names import TASK, on_all
 
 MEASURED_ROWS = 256
 """Minimum rows per batch of a measurement; it does not affect the results."""

@@ -18,7 +18,7 @@ from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, print_remarks, say
 from pipelines.runtime.stage import bundle_input
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.selection import SelectionConfig
-from tracking.runs import DatasetInput
+from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.bundle.format import Bundle

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from tracking.metric_names import TOKENS_PER_S
-from tracking.runs import RunRecorder
-from tracking.spool import METRICS
+from tracking.runs.metric_names import TOKENS_PER_S
+from tracking.runs.recorder import RunRecorder
+from tracking.runs.spool import METRICS
 
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints."""
@@ -45,7 +45,7 @@ def record_all(recorder: RunRecorder, records: Records) -> None:
 
 
 def with_readings(records: Records, readings: Sequence[Mapping[str, float]]) -> Records:
-    """The points, the last one with the readings of the nodes (`tracking.system_metrics`)."""
+    """The points, the last one with the readings of the nodes (`tracking.runs.system_metrics`)."""
     if not records:
         return records
     step, numbers = records[-1]

@@ -22,10 +22,10 @@ from pipelines.training.driver import finished, fit, write_bundle
 from pipelines.training.labelled_sets import LabelledSet, remarks_of, shown_rows, trained_rows
 from pipelines.training.records import CHECKPOINTS, Records, Report, median_speed, read_records
 from pipelines.training.selection import Measurement
-from tracking import metric_names as names
-from tracking.curves import records_per_seed
-from tracking.metric_names import TASK
-from tracking.story import figure, score
+from tracking.runs import metric_names as names
+from tracking.runs.curves import records_per_seed
+from tracking.runs.metric_names import TASK
+from tracking.runs.story import figure, score
 
 if TYPE_CHECKING:
     from bert_core.data.tokenizer import Tokenizer

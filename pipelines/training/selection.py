@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bert_core.checks import NonNegativeInt, PositiveFinite, ShareBelowOne, check_fields
 from bert_core.errors import ConfigError
 from bert_core.wording import one_of
-from tracking.metric_names import LOSS, TASK, measured_on
+from tracking.runs.metric_names import LOSS, TASK, measured_on
 
 if TYPE_CHECKING:
     from bert_core.tasks.base import Task

@@ -138,7 +138,7 @@ class TeacherStudent:
 
     def load_teacher(self) -> "Bundle":
         from bert_core.bundle.weights import require_weights
-        from tracking.hub import load_bundle
+        from tracking.models.hub import load_bundle
 
         return require_weights(load_bundle(self.teacher))
 
@@ -190,7 +190,7 @@ class TeacherStudent:
         """The bundle that the student starts from, with the dropout stored in it."""
         from bert_core.bundle.weights import require_weights
         from bert_core.objectives.distillation import with_layers
-        from tracking.hub import load_bundle
+        from tracking.models.hub import load_bundle
 
         if self.variant is not None:
             encoder = VARIANTS[self.variant].config.adapted(

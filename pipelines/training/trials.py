@@ -34,10 +34,10 @@ from pipelines.training.records import CHECKPOINTS
 from pipelines.training.selection import Measurement
 from pipelines.training.sweep import SweepConfig
 from pipelines.training.worker import check_shared
-from tracking.mirror import read_copy
-from tracking.runs import RunRecorder
-from tracking.server import tracking_uri
-from tracking.spool import METRICS
+from tracking.runs.mirror import read_copy
+from tracking.runs.recorder import RunRecorder
+from tracking.runs.spool import METRICS
+from tracking.store.server import tracking_uri
 
 MEASUREMENTS = "measurements.json"
 STOPPED_FILE = "stopped.json"

@@ -61,10 +61,10 @@ from pipelines.training.records import (
     Report,
     StoppedError,
 )
-from tracking import metric_names as names
-from tracking.goodput import clock_metrics
-from tracking.metric_names import LOSS
-from tracking.system_metrics import SystemMetrics
+from tracking.runs import metric_names as names
+from tracking.runs.goodput import clock_metrics
+from tracking.runs.metric_names import LOSS
+from tracking.runs.system_metrics import SystemMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import pydantic
 from fastapi import Response
 
 from bert_core.data.windows import ids_of
-from serve.errors import Error, RequestError, TooLargeError
-from serve.observing import Spent, seen
+from serve.observe.records import Spent, seen
+from serve.request.errors import Error, RequestError, TooLargeError
 from serve.surfaces import huggingface
 from serve.surfaces.base import Body, Call, Endpoint, Ignored, Surface, headers
 
@@ -47,7 +47,7 @@ class Attended:
 
 async def attend(call: Call) -> Response:
     """The attention of every head of a layer."""
-    from bert_core.inspection import attention
+    from bert_core.inference.inspection import attention
     from bert_core.scores import TorchBackend
 
     request = await call.read(Attend)

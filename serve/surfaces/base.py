@@ -1,8 +1,8 @@
 """What a surface is: the routes that one family of clients calls, and the shape of its errors.
 
 A surface turns a request into inputs of a task, and answers into a response. It knows neither Ray
-nor where a model runs. `serve.api` mounts every surface under each model, and the front passes the
-same paths at the root on to a model.
+nor where a model runs. `serve.http.app` mounts every surface under each model, and the front passes
+the same paths at the root on to a model.
 """
 
 import asyncio
@@ -21,10 +21,15 @@ from bert_core.checks import Range, ranges_of
 from bert_core.errors import InputError, TooLongError
 from bert_core.tasks.base import Parameters
 from bert_core.wording import as_json, nearest, one_of, shortened, shown
-from serve.accept import chosen
-from serve.answers import Answered
-from serve.auth import Caller
-from serve.errors import (
+from serve.model.answers import Answered
+from serve.model.card import Card
+from serve.model.shared_passes import passes_of_request
+from serve.model.sizes import SMALL
+from serve.observe.records import Spent, seen
+from serve.observe.tracing import add_spans
+from serve.request.accept import chosen
+from serve.request.auth import Caller
+from serve.request.errors import (
     CodingError,
     DeadlineError,
     NotAcceptableError,
@@ -32,17 +37,12 @@ from serve.errors import (
     RequestError,
     TooLargeError,
 )
-from serve.inflating import CODINGS
-from serve.joint import passes_of_request
-from serve.limits import Limits, check_size
-from serve.observing import Spent, seen
-from serve.served import Card
-from serve.sizes import SMALL
-from serve.tracing import add_spans
-from serve.wanted import wanted
+from serve.request.inflating import CODINGS
+from serve.request.limits import Limits, check_size
+from serve.request.wanted import wanted
 
 if TYPE_CHECKING:
-    from serve.model import Model
+    from serve.model.model import Model
 
 Ignored = Annotated[Any, "sent by clients of other servers; changes nothing here"]
 """Type of a field that is accepted and ignored."""

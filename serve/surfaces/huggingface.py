@@ -16,9 +16,9 @@ from fastapi import Response
 from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.shapes import as_row
 from bert_core.wording import as_json, nearest, shown
-from serve.errors import Error, RequestError
-from serve.limits import Limits, check_count
-from serve.sizes import SMALL
+from serve.model.sizes import SMALL
+from serve.request.errors import Error, RequestError
+from serve.request.limits import Limits, check_count
 from serve.surfaces import vectors
 from serve.surfaces.base import (
     JSON,
@@ -35,7 +35,7 @@ from serve.surfaces.base import (
 from serve.surfaces.openapi import request_body, responses, schema_of
 
 if TYPE_CHECKING:
-    from serve.model import Model
+    from serve.model.model import Model
 
 IGNORED = frozenset({"options", "model"})
 """Keys that clients of other servers send, and that change nothing here."""

@@ -13,7 +13,7 @@ from fastapi import Response
 from bert_core.tasks.base import Task
 from bert_core.tasks.shapes import rows_of
 from bert_core.wording import nearest, shown
-from serve.errors import RequestError
+from serve.request.errors import RequestError
 from serve.surfaces.base import (
     Body,
     Call,

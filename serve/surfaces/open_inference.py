@@ -22,9 +22,9 @@ from fastapi import Response
 
 from bert_core.tasks.base import Task
 from bert_core.wording import nearest, one_of, shortened
-from serve.errors import RequestError, UnknownModelError
-from serve.limits import check_size
-from serve.receiving import whole_number
+from serve.request.body import whole_number
+from serve.request.errors import RequestError, UnknownModelError
+from serve.request.limits import check_size
 from serve.surfaces.base import (
     JSON,
     Body,
@@ -43,7 +43,7 @@ from serve.surfaces.base import (
 from serve.surfaces.vectors import check_one_vector
 
 if TYPE_CHECKING:
-    from serve.model import Model
+    from serve.model.model import Model
 
 HEADER = "Inference-Header-Content-Length"
 """Length of the JSON before raw tensors."""

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import pydantic
 from fastapi import Response
 
-from serve.answers import Answered
-from serve.errors import RequestError
-from serve.served import Card
+from serve.model.answers import Answered
+from serve.model.card import Card
+from serve.request.errors import RequestError
 from serve.surfaces.base import (
     Body,
     Call,

@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pydantic
 
-from serve.errors import Error, RequestError
-from serve.inflating import CODINGS
+from serve.request.errors import Error, RequestError
+from serve.request.inflating import CODINGS
 from serve.surfaces.base import JSON, Surface, refusal
 
 GATEWAY = {
@@ -16,7 +16,7 @@ GATEWAY = {
     503: "No process of the model is ready.",
     504: "The model's process did not answer in time.",
 }
-"""Statuses that HAProxy answers with, whatever the surface, as `serve.errors.Error`."""
+"""Statuses that HAProxy answers with, whatever the surface, as `serve.request.errors.Error`."""
 _HEADERS: Mapping[str, Any] = {
     "Retry-After": {
         "description": "Seconds after which to try again.",

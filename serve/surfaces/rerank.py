@@ -12,9 +12,9 @@ import numpy as np
 import pydantic
 from fastapi import Response
 
-from serve.answers import Answered
-from serve.errors import RequestError
-from serve.limits import check_count, check_numbers
+from serve.model.answers import Answered
+from serve.request.errors import RequestError
+from serve.request.limits import check_count, check_numbers
 from serve.surfaces import vectors
 from serve.surfaces.base import (
     Body,

@@ -14,9 +14,9 @@ from fastapi import Response
 
 from bert_core.tasks.feature_extraction import PromptOptions
 from bert_core.tasks.text_classification import TextClassification
-from serve.answers import Answered
-from serve.errors import RequestError
-from serve.limits import check_count, check_tokens
+from serve.model.answers import Answered
+from serve.request.errors import RequestError
+from serve.request.limits import check_count, check_tokens
 from serve.surfaces import vectors
 from serve.surfaces.base import (
     Body,
@@ -32,7 +32,7 @@ from serve.surfaces.base import (
 from serve.surfaces.vectors import EVEN, SPARSE, UNEVEN, VECTORS
 
 if TYPE_CHECKING:
-    from serve.model import Model
+    from serve.model.model import Model
 
 CLASSES, RANKING, SIMILARITY = TextClassification.name, "text-ranking", "sentence-similarity"
 Direction = Literal["left", "right", "Left", "Right"]

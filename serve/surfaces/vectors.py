@@ -25,12 +25,12 @@ from bert_core.tasks.feature_extraction import (
     PromptOptions,
 )
 from bert_core.tasks.sparse_embedding import SparseEmbedding
-from serve.answers import Answered
-from serve.errors import NotAcceptableError, RequestError
+from serve.model.answers import Answered
+from serve.request.errors import NotAcceptableError, RequestError
 from serve.surfaces.base import JSON, Call, Encoded
 
 if TYPE_CHECKING:
-    from serve.model import Model
+    from serve.model.model import Model
 
 VECTORS, SPARSE = FeatureExtraction.name, SparseEmbedding.name
 ARROW = "application/vnd.apache.arrow.stream"

@@ -13,10 +13,10 @@ import pytest
 from benchmarks import served
 from benchmarks.loops import highest_rate, p99_of, shown
 from benchmarks.servers import ServerError, running
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from pipelines.commands.load import OK, Measured
 from tests import tiny
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 
 @pytest.mark.parametrize("borne", [3.0, 40.0, 97.0])

@@ -16,6 +16,7 @@ from bert_core.bundle.layout import FORMAT_VERSION
 from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, FormatError
+from bert_core.inference.predictor import Predictor
 from bert_core.model.hf import encoder_config_to_huggingface
 from bert_core.model.sharing import plain_state
 from bert_core.objectives.base import Batch, ObjectiveModel
@@ -23,7 +24,6 @@ from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.objectives.span_boundary import SpanBoundary
-from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.text_ranking import TextRanking

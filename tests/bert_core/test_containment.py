@@ -15,8 +15,8 @@ from bert_core.bundle.record import renew
 from bert_core.containment import check_name, file_in, has_file
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import FormatError
+from bert_core.inference.predictor import Predictor
 from bert_core.manifest import Manifest, Output, read_manifest, write_manifest
-from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from tests import tiny
 

@@ -23,7 +23,7 @@ from bert_core import conditional, files
 from bert_core.compression import COMPRESSIONS, PIECE_BYTES
 from bert_core.errors import ConfigError, CorpusError, ResourceError
 from tests.web_server import WebServer
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 # What `zstd` writes of CHECKED: a frame that ends in a checksum, which those of pyarrow lack.
 CHECKED = bytes(range(256))

@@ -13,6 +13,7 @@ from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.layout import names_in
 from bert_core.bundle.weights import build_model
 from bert_core.errors import FormatError
+from bert_core.inference.predictor import Predictor
 from bert_core.model.config import EncoderConfig, FeedForwardConfig
 from bert_core.model.heads import DetectionHead
 from bert_core.model.hf import encoder_config_to_huggingface
@@ -22,7 +23,6 @@ from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.rtd import ReplacedTokenDetection
-from bert_core.predictor import Predictor
 from tests import tiny
 
 TOKENIZER = tiny.tokenizer(map(chr, range(48, 90)), lowercase=False)

@@ -14,7 +14,7 @@ from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.windows import ids_of, with_special_tokens
 from bert_core.errors import ConfigError, FormatError, InputError
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtractionParameters
 from tests import tiny
 

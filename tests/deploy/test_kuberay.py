@@ -270,7 +270,7 @@ def test_the_service_runs_what_ray_serve_and_raybert_take(documents: list[Docume
 
 
 def test_haproxy_is_set_up_as_raybert_serve_does(documents: list[Document]) -> None:
-    from serve import haproxy
+    from serve.cluster import haproxy
 
     settings = settings_of(documents)
     wanted = haproxy.settings(enabled=True)

@@ -15,7 +15,8 @@ from bert_core.data.order import GlobalOrder
 from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
 from bert_core.data.windows import Window
-from bert_core.inspection import attention, word_uses
+from bert_core.inference.inspection import attention, word_uses
+from bert_core.inference.predictor import Predictor
 from bert_core.model.attention import packing
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoder
@@ -25,7 +26,6 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
 from bert_core.objectives.distillation import MATCHED, Distillation
 from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.predictor import Predictor
 from bert_core.scores import TorchBackend
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction

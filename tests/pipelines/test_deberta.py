@@ -66,8 +66,8 @@ def test_held_out_losses_fall_and_transformers_loads_what_comes_of_it(
 ) -> None:
     from transformers import AutoModel, AutoModelForMaskedLM
 
+    from bert_core.inference.predictor import Predictor
     from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
-    from bert_core.predictor import Predictor
 
     config = config_of(name, wikitext, tmp_path / "out")
     counts = pretrain.run(config).counts
@@ -91,7 +91,7 @@ def test_held_out_losses_fall_and_transformers_loads_what_comes_of_it(
 @pytest.mark.drill
 def test_a_decoder_is_fine_tuned_and_asked_as_a_teacher(wikitext: Path, tmp_path: Path) -> None:
     from bert_core.bundle.format import load_bundle
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     config = config_of("deberta_wikitext2", wikitext, tmp_path / "out")
     pretrain.run(replace(config, loop=LoopConfig(max_steps=8, precision="fp32")))

@@ -23,8 +23,8 @@ from pipelines.evaluate import EvaluateConfig
 from pipelines.training.records import read_records
 from pipelines.training.selection import SelectionConfig
 from pipelines.training.student import AugmentationConfig, LossesConfig
-from tracking.server import connect
-from tracking.spool import read_run
+from tracking.runs.spool import read_run
+from tracking.store.server import connect
 
 INTERMEDIATE = LossesConfig(
     soft=0.0, hard=0.0, cosine=0.0, embeddings=1.0, hidden=1.0, attention=1.0
@@ -75,7 +75,7 @@ def _on_shards(pretrained: Any, tmp_path: Path) -> Distilling:
 
 def test_a_student_of_a_task_is_measured_beside_its_teacher(on_rows: Distilling) -> None:
     from bert_core.bundle.format import load_bundle
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     config = on_rows()
     counts = distill.run(config).counts
@@ -254,7 +254,7 @@ def test_a_student_of_other_words_is_refused(refused: Distilling, tmp_path: Path
 @pytest.mark.trained
 def test_a_student_reads_pairs_in_training_as_it_will_when_it_answers(tmp_path: Path) -> None:
     """Even if its teacher does not tell the second text from the first by its segment."""
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
     from tests import tiny
 
     words, task = tiny.tokenizer(), TextRegression(options=TextOptions(pairs=True))

@@ -29,7 +29,7 @@ ROWS = 200
 @pytest.fixture(scope="module")
 def likeness(pretrained: Any, tmp_path_factory: pytest.TempPathFactory) -> LabelledConfig:
     """Pairs of texts with the cosine that the pretrained encoder gives them: none does better."""
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     lines = [line for line in pretrained.text.read_text().splitlines() if len(line) > 40]
     pairs = [{"text": a, "text_pair": b} for a, b in zip(lines[:ROWS], lines[ROWS:], strict=False)]
@@ -70,8 +70,8 @@ def test_an_export_is_the_same_model_and_knows_where_it_comes_from(
     config: ExportConfig, likeness: LabelledConfig
 ) -> None:
     from bert_core.bundle.format import load_bundle
-    from bert_core.export import TOLERANCE
-    from bert_core.predictor import Predictor
+    from bert_core.inference.export import TOLERANCE
+    from bert_core.inference.predictor import Predictor
 
     config = replace(config, held_out=likeness)
     manifest = export.run(config)

@@ -98,7 +98,7 @@ def near(found: Mapping[str, Any] | None, wanted: Mapping[str, Any] | None) -> b
 def test_a_record_a_document_in_order_says_what_the_models_say(
     config: ExtractConfig, bundles: dict[str, str]
 ) -> None:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     counts = extract.run(replace(config, keep_text=True)).counts
     assert counts["parts"] > 3

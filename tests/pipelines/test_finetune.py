@@ -30,9 +30,9 @@ from pipelines.training import seeds
 from pipelines.training.labelled_sets import divided, read_parts, read_sets
 from pipelines.training.records import read_records
 from pipelines.training.selection import SelectionConfig
-from tracking.registry import champion
-from tracking.resolve import resolve
-from tracking.server import connect
+from tracking.models.references import resolve
+from tracking.models.registry import champion
+from tracking.store.server import connect
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ def test_every_seed_is_measured_and_the_first_is_the_bundle(finetuned: Any) -> N
 def test_transformers_loads_the_bundle_and_gives_equal_logits(finetuned: Any) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     folder = finetuned.folder / "finetune" / "bundle"
     texts = ["Return the number of bytes.", "Open a file, and close it again."]
@@ -248,7 +248,7 @@ def test_without_held_out_rows_nothing_is_scored_on_them(
     finetuned: Any, tmp_path: Path, share: float
 ) -> None:
     from bert_core.bundle.format import load_bundle
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     config = replace(finetuned.finetune(tmp_path / "out"), held_out=None, epochs=0.5)
     done = finetune.run(replace(config, selection=SelectionConfig(share=share)))
@@ -354,7 +354,7 @@ def test_evaluation_on_workers_is_the_same(evaluated: Any, tmp_path: Path) -> No
 def test_the_champion_predicts_from_a_process_that_has_only_the_package(
     evaluated: Any, tmp_path: Path
 ) -> None:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     config = PublishConfig(
         output=str(tmp_path / "publish"),

@@ -76,7 +76,7 @@ def files_of(config: GlueConfig) -> dict[str, list[str]]:
 def test_a_submission_has_the_models_answers_in_the_order_of_the_rows(
     config: GlueConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     counts = glue.run(config).counts
     assert ", ready for gluebenchmark.com\n" in capsys.readouterr().out

@@ -23,9 +23,9 @@ from pipelines.training.sweep import SweepConfig
 from pipelines.tune import TuneConfig
 from tests.commands import raybert
 from tests.hub import OWNER, STRANGER, Hub, Repository, contents, running_hub
-from tracking.hub import load_bundle as load_with_origin
-from tracking.resolve import resolve
-from tracking.server import connect
+from tracking.models.hub import load_bundle as load_with_origin
+from tracking.models.references import resolve
+from tracking.store.server import connect
 
 NAME = "somebody/encoder"
 
@@ -258,7 +258,7 @@ def test_what_is_published_to_the_hub_is_the_same_model_by_its_id(
     hub: Hub, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bert_core.bundle.format import bundle_digest
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     monkeypatch.setenv("HF_TOKEN", OWNER)
     counts = publish.run(ready.config).counts

@@ -24,10 +24,10 @@ from tests.mlflow_server import Server
 from tests.postgres import Postgres
 from tests.s3 import S3_REGION
 from tests.waiting import wait_until
-from tracking.probe import write_and_delete_run
-from tracking.runs import RunRecorder
-from tracking.server import RefusedError, connect, require_answer, require_consent
-from tracking.spool import METRICS
+from tracking.runs.recorder import RunRecorder
+from tracking.runs.spool import METRICS
+from tracking.store.probe import write_and_delete_run
+from tracking.store.server import RefusedError, connect, require_answer, require_consent
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -42,7 +42,7 @@ def config(untrained: Any, tmp_path: Path) -> PredictConfig:
 
 @pytest.fixture
 def answers(config: PredictConfig) -> list[Any]:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     return Predictor(config.model, device="cpu").predict(TEXTS)
 
@@ -134,7 +134,7 @@ CELLS = [f'{text} "So",\n\nit says.' for text in TEXTS]
 def test_tables_of_text_come_back_in_order_and_workers_and_parts_change_nothing(
     config: PredictConfig, tmp_path: Path
 ) -> None:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     answers = Predictor(config.model, device="cpu").predict(CELLS)
     (tmp_path / "plain.csv").write_text(TABLE, encoding="utf-8")

@@ -26,7 +26,7 @@ from tests import processes
 from tests.commands import pretrain_arguments, raybert
 from tests.processes import descendants, kill_all
 from tests.waiting import wait_until
-from tracking import metric_names as names
+from tracking.runs import metric_names as names
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:

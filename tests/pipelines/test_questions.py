@@ -68,7 +68,7 @@ def answering(pretrained: Any, tmp_path_factory: pytest.TempPathFactory) -> Answ
 
 def test_an_evaluation_reads_passages_in_the_windows_of_training(answering: Answering) -> None:
     from bert_core.bundle.format import load_bundle
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     bundle = load_bundle(answering.folder / "finetune" / "bundle")
     assert isinstance(bundle.task, QuestionAnswering)

@@ -18,7 +18,7 @@ from pipelines.predict import PredictConfig
 from pipelines.search import SearchConfig, best_of
 
 if TYPE_CHECKING:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def found_in(folder: str) -> list[dict[str, Any]]:
 def test_the_nearest_rows_are_found_with_their_columns(
     config: SearchConfig, rows: list[dict[str, Any]], pretrained: Any, monkeypatch: Any
 ) -> None:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     monkeypatch.setattr(search, "ROWS_AT_ONCE", 7)
     counts = search.run(config).counts

@@ -27,9 +27,9 @@ from pipelines.publish import PublishConfig
 from pipelines.training.records import read_records
 from pipelines.training.student import LossesConfig
 from tests.labelled_rows import EVERY_UNTRAINED_KIND, TRAINED, rows_of, write
-from tracking.resolve import resolve
-from tracking.server import as_default, connect
-from tracking.spool import read_run
+from tracking.models.references import resolve
+from tracking.runs.spool import read_run
+from tracking.store.server import as_default, connect
 
 LINES = [
     "Return the number of bytes", "Open a file and close it", "Raise an error", "Parse a string",
@@ -50,7 +50,7 @@ def test_tags_are_learned_from_the_features_of_an_encoder_that_stays_as_it_is(
     import torch
 
     from bert_core.bundle.format import load_bundle
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     rows = LabelledConfig(source=write(tmp_path / "tags.jsonl", list(map(tagged, LINES))))
     config = replace(
@@ -127,7 +127,7 @@ def check_card(reference: str, task: Task, measured: dict[str, Any], uri: str) -
 
 def check_student(teacher: Path, tuned: FinetuneConfig, output: Path) -> None:
     """A student with half of the layers learns the teacher's task, and answers as it does."""
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     config = DistillConfig(
         output=str(output), teacher=str(teacher), train=tuned.train, held_out=tuned.held_out,
@@ -169,7 +169,7 @@ def test_a_task_goes_all_the_way(
 ) -> None:
     import pandas as pd
 
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     task, options = kind_of_task.name, dict(kind.options)
     registered = "-".join(["walked", task, kind.name, *options])
@@ -241,7 +241,7 @@ def test_a_task_that_is_not_trained_is_answered_by_a_model_for_another(
     kind_of_task: type[Task], kind: Kind, pretrained: Any, unchecked: None, tmp_path: Path
 ) -> None:
     from bert_core.bundle.format import load_bundle
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
     from tests import tiny
 
     name, options = kind_of_task.name, dict(kind.options)

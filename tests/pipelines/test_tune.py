@@ -24,7 +24,7 @@ from pipelines.training.sweep import SweepConfig
 from pipelines.tune import TuneConfig
 from tests.processes import kill_tree, start_with_input
 from tests.waiting import wait_until
-from tracking.spool import read_run
+from tracking.runs.spool import read_run
 
 GRID = {"lr": [1e-3, 1e-4, 1e-5], "epochs": [1.0]}
 # By the one rate a loss stays where it begins, by the other it leaves for good.

@@ -60,7 +60,7 @@ def priced(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers_of(bundle: Path) -> np.ndarray:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     answers = Predictor(bundle, device="cpu").predict(TEXTS)
     return np.array([answer["score"] for answer in answers])

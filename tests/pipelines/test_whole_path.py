@@ -72,7 +72,7 @@ def test_a_family_goes_from_text_to_an_answer(
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from bert_core.bundle.format import load_bundle
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     kind, rows = PATHS[variant]
     words, shards = inputs(kind, rows)

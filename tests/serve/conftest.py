@@ -141,7 +141,7 @@ class Separate:
 
     def point(self, name: str, version: str) -> None:
         """Move the alias of a model of `FOLLOWING`."""
-        from tracking.server import connect
+        from tracking.store.server import connect
 
         connect(self.tracking_uri).set_registered_model_alias(name, "champion", version)
 
@@ -153,8 +153,8 @@ def separate(
     """For tests that leave its processes as they were."""
     from bert_core.bundle.format import load_bundle
     from tests import tiny
-    from tracking.registry import publish
-    from tracking.server import connect
+    from tracking.models.registry import publish
+    from tracking.store.server import connect
 
     folder = tmp_path_factory.mktemp("separate")
     versions = {name: {"1": bundle} for name, bundle in bundles.items()}
@@ -194,8 +194,8 @@ def mortal_server(
     is a small one, where this process may mount one."""
     from tests.mlflow_server import Server as Registry
     from tests.serve import faults
-    from tracking.ports import free_ports
-    from tracking.registry import publish
+    from tracking.models.registry import publish
+    from tracking.store.ports import free_ports
 
     cache = tmp_path_factory.mktemp("cache")
     command = ["mount", "-t", "tmpfs", "-o", f"size={faults.DISK_BYTES}", "tmpfs", str(cache)]
@@ -230,8 +230,8 @@ def exported(bundle: Path) -> Path:
 
     from bert_core.bundle.format import save_bundle
     from bert_core.bundle.layout import GRAPHS
-    from bert_core.export import export_graph
-    from bert_core.predictor import Predictor
+    from bert_core.inference.export import export_graph
+    from bert_core.inference.predictor import Predictor
 
     predictor, folder = Predictor(bundle, device="cpu"), bundle.parent / "exported"
     checks.update("jaxtyping_disable", True)  # sizes are symbols while it is traced

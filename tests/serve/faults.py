@@ -21,7 +21,7 @@ from tests.serve import live
 from tests.serve.live import COMMAND, Server
 
 if TYPE_CHECKING:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
     from tests.mlflow_server import Server as Registry
 
 DOCS, ALONE, WIDE = "docs", "alone", "wide"
@@ -201,7 +201,7 @@ def in_progress(
 ) -> Iterator[list[str]]:
     """Requests of so many texts, which take seconds, under way: the kind of each answer, at the
     end."""
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     answers: list[str] = []
     wanted = Predictor(bundle, device="cpu").predict([LONG]) * texts
@@ -233,7 +233,7 @@ def in_progress(
 
 def versions_of(bundle: Path, root: Path) -> dict[str, Path]:
     """Bundles by their versions: 1, 2 and 4 are sound and give other answers, 3 fails late."""
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     found = {
         version: another(bundle, root / version / "bundle", seed=int(version)) for version in "124"
@@ -354,7 +354,7 @@ class Mortal:
 
     def point(self, version: str) -> None:
         """Move the alias, also while the registry's server is away."""
-        from tracking.server import connect
+        from tracking.store.server import connect
 
         store = f"sqlite:///{self.registry.folder}/mlflow.db"
         connect(store).set_registered_model_alias(DOCS, "champion", version)

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FORKS = """
 import json, os, sys
-import bert_core.predictor, pipelines.runtime.cluster, serve.app, tracking.ports
+import bert_core.inference.predictor, pipelines.runtime.cluster, serve.app, tracking.store.ports
 from pipelines import cli
 
 for line in sys.stdin:

@@ -23,15 +23,15 @@ import psutil
 
 from tests import processes
 from tests.waiting import wait_until
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from serve.hosted import HostedModel
-    from serve.limits import Limits
-    from serve.model import Model
-    from serve.plan import Plan
+    from serve.model.model import Model
+    from serve.request.limits import Limits
+    from serve.versions.loaded_model import HostedModel
+    from serve.versions.plan import Plan
 
 START_S = 240.0
 MARKER = "RAYBERT_TEST_SERVER"
@@ -171,7 +171,7 @@ def running_together(
 
 def loaded(name: str, folder: Path, **settings: Any) -> "Model":
     """A model on one thread, with small batches."""
-    from serve.model import Model
+    from serve.model.model import Model
 
     usual: dict[str, Any] = {
         "device": "cpu",
@@ -204,18 +204,18 @@ def running(app: "FastAPI") -> Iterator[str]:
 @contextmanager
 def served(folder: Path, **settings: Any) -> Iterator[str]:
     """URL that one model answers at."""
-    from serve import api
-    from serve.slot import Slot
+    from serve.http.app import create_model_app
+    from serve.versions.slot import Slot
 
     slot = Slot(loaded("own", folder, **settings))
-    with running(api.create_model_app(slot, alone=True)) as url:
+    with running(create_model_app(slot, alone=True)) as url:
         yield url
 
 
 def plan_of(folder: Path, **settings: Any) -> "Plan":
     """The plan that serves the bundle in a folder, as it is now."""
     from bert_core.bundle.format import bundle_digest
-    from serve.plan import Plan, Source
+    from serve.versions.plan import Plan, Source
 
     digest = bundle_digest(folder)
     source = Source(reference=str(folder), tracking_uri="sqlite://", digest=digest)
@@ -225,11 +225,11 @@ def plan_of(folder: Path, **settings: Any) -> "Plan":
 @contextmanager
 def hosted(plan: "Plan", **arguments: Any) -> Iterator[tuple["HostedModel", str]]:
     """A model that follows its plan, and the URL that it answers at."""
-    from serve import api
-    from serve.hosted import HostedModel
+    from serve.http.app import create_model_app
+    from serve.versions.loaded_model import HostedModel
 
     model = HostedModel(plan, **arguments)
-    with running(api.create_model_app(model.slot, alone=True)) as url:
+    with running(create_model_app(model.slot, alone=True)) as url:
         try:
             yield model, url
         finally:
@@ -240,14 +240,12 @@ def hosted(plan: "Plan", **arguments: Any) -> Iterator[tuple["HostedModel", str]
 def fronted(
     models: Mapping[str, Path], limits: "Limits | None" = None, keys: Any = None
 ) -> Iterator[str]:
-    """URL of a front with models in the same process, which ask for `serve.auth.Keys` if given."""
-    from serve import api
-    from serve.slot import Slot
+    """URL of a front with models in the same process, which ask for keys if given."""
+    from serve.http.app import LocalModel, create_front_app
+    from serve.versions.slot import Slot
 
-    local = {
-        name: api.LocalModel(Slot(loaded(name, folder)), keys) for name, folder in models.items()
-    }
-    app = api.create_front_app(local, limits, keys)
+    local = {name: LocalModel(Slot(loaded(name, folder)), keys) for name, folder in models.items()}
+    app = create_front_app(local, limits, keys)
     with running(app) as url:
         yield url
 

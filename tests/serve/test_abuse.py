@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.haproxy_launcher import SLOW_REQUEST_S
-from serve.limits import Limits
+from serve.cluster.haproxy_launcher import SLOW_REQUEST_S
+from serve.request.limits import Limits
 from serve.surfaces.catalog import surface_of
 from tests.serve import odd_requests
 from tests.serve.live import Server

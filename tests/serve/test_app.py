@@ -26,16 +26,16 @@ from huggingface_hub.errors import HfHubHTTPError
 from bert_core.bundle.format import bundle_digest, load_bundle
 from bert_core.bundle.layout import GRAPHS
 from bert_core.errors import ConfigError, ResourceError
-from bert_core.predictor import Predictor
-from serve import auth
+from bert_core.inference.predictor import Predictor
 from serve.config import SETTINGS, ServeConfig
-from serve.limits import Limits
+from serve.request import auth
+from serve.request.limits import Limits
 from tests import tiny
 from tests.hub import Hub, Repository, contents
 from tests.serve import live
 from tests.serve.faults import in_progress
 from tests.serve.live import START_S, Server, kill
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 TEXTS = [" ".join(["array socket port string JSON object fox dog"] * (1 + n % 5)) for n in range(9)]
 
@@ -356,7 +356,7 @@ def test_what_the_cluster_has_no_room_for_is_refused_with_what_would_help(
 def test_replicas_get_the_commit_of_a_model_of_the_hub_that_was_found(
     hub: Hub, bundle: Path, tmp_path: Path
 ) -> None:
-    from serve.plan import find  # after the environment is set
+    from serve.versions.plan import find  # after the environment is set
 
     repository = hub.models["somebody/served"] = Repository()
     commit = repository.commit(contents(bundle))
@@ -373,7 +373,7 @@ def test_replicas_get_the_commit_of_a_model_of_the_hub_that_was_found(
 def test_the_line_that_is_printed_sends_the_first_example_of_the_bundle(
     bundle: Path, tmp_path: Path
 ) -> None:
-    from serve.plan import find  # after the environment is set
+    from serve.versions.plan import find  # after the environment is set
 
     loaded, examples = load_bundle(bundle), ["Parse a string.", "Open a socket."]
     about: dict[str, Any] = {"task": loaded.task, "examples": examples}
@@ -386,7 +386,7 @@ def test_the_line_that_is_printed_sends_the_first_example_of_the_bundle(
 
 
 def test_a_certificate_that_is_missing_is_told_before_anything_starts(tmp_path: Path) -> None:
-    from serve.applications import certificate  # after the environment is set
+    from serve.cluster.applications import certificate  # after the environment is set
 
     with pytest.raises(ConfigError, match="tls_certificate: wanted a PEM file"):
         certificate(str(tmp_path / "none.pem"))
@@ -394,7 +394,7 @@ def test_a_certificate_that_is_missing_is_told_before_anything_starts(tmp_path: 
 
 @pytest.mark.drill  # exporting takes seconds
 def test_a_graph_is_not_served_on_a_gpu(exported: Path) -> None:
-    from serve.plan import find  # after the environment is set
+    from serve.versions.plan import find  # after the environment is set
 
     with pytest.raises(ConfigError) as caught:
         find(ServeConfig(models=[f"docs={exported}"], num_gpus=1))

@@ -14,7 +14,7 @@ import pytest
 from pipelines import cli
 from tests.serve import faults, live
 from tests.serve.forked import Forked, forked
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 if TYPE_CHECKING:
     from tests.ray_clusters import Head
@@ -177,8 +177,8 @@ def assert_requests_are_refused(cluster: Cluster, name: str) -> None:
 @pytest.fixture(scope="module")
 def scaled(cluster: Cluster, bundle: Path, another: Path) -> Cluster:
     """With `docs`, two replicas that have a candidate, and `busy`, one that may become two."""
-    from tracking.registry import publish
-    from tracking.server import connect
+    from tracking.models.registry import publish
+    from tracking.store.server import connect
 
     for folder in (bundle, another):
         publish(folder, name="docs", uri=cluster.tracking_uri, metrics={}, input_example=TEXTS)
@@ -196,8 +196,8 @@ def scaled(cluster: Cluster, bundle: Path, another: Path) -> Cluster:
 
 @pytest.mark.drill
 def test_a_candidate_is_compared_by_one_process_for_all_replicas(scaled: Cluster) -> None:
-    from serve.recording import EXPERIMENT
-    from tracking.server import connect
+    from serve.versions.comparison_runs import EXPERIMENT
+    from tracking.store.server import connect
 
     cluster, client = scaled, connect(scaled.tracking_uri)
     for _ in range(20):

@@ -8,7 +8,7 @@ import pytest
 from bert_core.errors import ConfigError
 from pipelines.configure import parse
 from serve.config import CandidateConfig, ModelConfig, ServeConfig, models_of, parse_models
-from serve.limits import Limits
+from serve.request.limits import Limits
 
 
 def test_models_are_given_as_a_list_or_with_commas_between() -> None:

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.guard
 @pytest.fixture(scope="module")
 def questions(mortal_server: Mortal, versions: dict[str, Path]) -> list[Question]:
     """Below each model's own path, and at the root, with and without the name of a model."""
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     folders = {DOCS: versions["1"], ALONE: mortal_server.bundles[ALONE]}
     wanted = {

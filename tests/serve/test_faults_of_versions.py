@@ -22,10 +22,10 @@ import torch
 
 from bert_core.bundle.format import bundle_digest, load_bundle
 from bert_core.errors import FormatError
-from bert_core.predictor import Predictor
-from serve.model import FAILURES
-from serve.plan import Candidate
-from serve.slot import CALLER
+from bert_core.inference.predictor import Predictor
+from serve.model.model import FAILURES
+from serve.versions.plan import Candidate
+from serve.versions.slot import CALLER
 from tests.serve import live
 from tests.serve.faults import (
     DISK_BYTES,

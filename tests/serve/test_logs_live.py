@@ -14,7 +14,7 @@ import pytest
 from bert_core.tasks.catalog import TASKS
 from serve.surfaces.catalog import SURFACES
 from tests.serve.live import Server, running_together
-from tests.serve.test_observing import MARKER
+from tests.serve.observe.test_records import MARKER
 from tests.waiting import wait_until
 
 BROKEN = [

@@ -22,7 +22,7 @@ from tests.serve.faults import (
     documented_s,
     newest,
 )
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -46,7 +46,7 @@ def cluster() -> "Iterator[Cluster]":
 def test_a_node_that_is_lost_fails_no_request(
     cluster: "Cluster", bundle: Path, tmp_path: Path
 ) -> None:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     port, *others = free_ports(3)
 

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from bert_core.errors import ResourceError
-from serve import tracing
+from serve.observe import tracing
 from tests import prometheus
 from tests.prometheus import Page, eventually
 from tests.serve import live
@@ -51,7 +51,7 @@ def registry(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     from bert_core.tasks.text_classification import TextClassification
     from bert_core.tasks.token_classification import TokenClassification
     from tests import tiny
-    from tracking.registry import publish
+    from tracking.models.registry import publish
 
     uri = f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db"
     loaded = load_bundle(bundle)
@@ -65,7 +65,7 @@ def registry(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def point(registry: str, version: str) -> None:
-    from tracking.server import connect
+    from tracking.store.server import connect
 
     connect(registry).set_registered_model_alias(NAME, "champion", version)
 

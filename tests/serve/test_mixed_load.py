@@ -33,7 +33,7 @@ AT_THE_ROOT: dict[str, dict[str, Any]] = {
 def test_mixed_load_while_aliases_move_ends_without_a_failed_request(
     separate: Separate, whole: bool
 ) -> None:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     server, folders = separate.server, separate.versions
     predictors = {

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks.checkpoints import ABSENT, MINILM, checkpoint
-from bert_core.inspection import attention
-from bert_core.predictor import Predictor
+from bert_core.inference.inspection import attention
+from bert_core.inference.predictor import Predictor
 from site_builder import attention as pictures
 
 

@@ -7,12 +7,12 @@ from importlib import import_module
 
 import pytest
 
-import serve.errors
+import serve.request.errors
 from pipelines.configure import ALL, parser_for
 from serve.config import ModelConfig
 from site_builder import decisions, reference
 from site_builder.links import DOCS, ROOT
-from tracking import metric_names
+from tracking.runs import metric_names
 
 NO_METRICS = {"TASK", "CLOCK", "SYSTEM", "TRAIN"}
 OF_SERVE = "RAY_SERVE_"  # what the server sets for Ray Serve, which nobody else should
@@ -110,7 +110,7 @@ def test_every_message_on_the_page_of_errors_is_one_of_the_code() -> None:
 
 def test_errors_have_a_meaning_a_way_out_and_every_status() -> None:
     rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \| (.+?) \| (.+?) \|", reference.errors(), re.M)
-    kinds = [kind for kind in vars(serve.errors).values() if hasattr(kind, "retry_after_s")]
+    kinds = [kind for kind in vars(serve.request.errors).values() if hasattr(kind, "retry_after_s")]
     assert {(int(status), name) for status, name, *_ in rows} == {
         (kind.status, kind.error_type) for kind in kinds
     }

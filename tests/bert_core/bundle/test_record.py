@@ -14,7 +14,7 @@ from bert_core.bundle.format import bundle_digest, bundle_files, load_bundle
 from bert_core.bundle.layout import digest_of
 from bert_core.bundle.record import renew
 from bert_core.errors import FormatError
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification
 from tests import tiny

@@ -18,7 +18,7 @@ from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.determinism import fix_products
 from bert_core.errors import ConfigError, FormatError, InputError
-from bert_core.export import TOLERANCE, export_graph, largest_difference
+from bert_core.inference.export import TOLERANCE, export_graph, largest_difference
 from bert_core.model.attention import RelativeBias, RelativePositions
 from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig, RotaryAttentionConfig
 from bert_core.model.encoder import Encoder
@@ -620,7 +620,7 @@ DRILLED = {
 def test_a_graph_gives_the_scores_of_torch(kind: str, objective: str, tmp_path: Path) -> None:
     import onnx
 
-    from bert_core.engines.onnxruntime import OnnxRuntime
+    from bert_core.inference.engines.onnxruntime import OnnxRuntime
 
     model = built(replace(config_of(kind), num_hidden_layers=2), (objective,))
     export_graph(model, tmp_path / "model.onnx")

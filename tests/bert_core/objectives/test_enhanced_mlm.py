@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bert_core.bundle.format import save_bundle
 from bert_core.errors import ConfigError
+from bert_core.inference.predictor import Predictor
 from bert_core.model.attention import KeylessBiasLinear, RelativePositions
 from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig, FeedForwardConfig
 from bert_core.model.layers import EncoderLayer
@@ -16,7 +17,6 @@ from bert_core.model.size import training_flops
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
-from bert_core.predictor import Predictor
 from bert_core.tasks.fill_mask import FillMask
 from tests import tiny
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from bert_core.batches import collate
 from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError, CorpusError, FormatError, InputError
+from bert_core.inference.predictor import Predictor
 from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.predictor import Predictor
 from bert_core.tasks.feature_extraction import (
     FeatureExtraction,
     FeatureExtractionOptions,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_core.errors import InputError
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from bert_core.tasks.feature_extraction import (
     FeatureExtraction,
     FeatureExtractionParameters,

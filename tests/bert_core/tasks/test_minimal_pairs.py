@@ -10,7 +10,7 @@ import torch
 from bert_core.data.tokenizer import Tokenizer, TokenizerKind
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.errors import InputError
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from bert_core.tasks.base import CuttingParameters
 from bert_core.tasks.minimal_pairs import BAD, GOOD, MinimalPairs
 from tests import tiny

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_core.errors import CorpusError, InputError
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
 from bert_core.tasks.sentence_similarity import SentenceSimilarity
 from bert_core.tasks.text_classification import TextClassification

@@ -12,8 +12,8 @@ import torch
 from bert_core.batches import pack, pad
 from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError, FormatError, InputError
+from bert_core.inference.predictor import Predictor
 from bert_core.objectives import splade
-from bert_core.predictor import Predictor
 from bert_core.tasks.fill_mask import FillMask
 from bert_core.tasks.sparse_embedding import (
     SparseEmbedding,

@@ -14,12 +14,12 @@ from bert_core.batches import collate
 from bert_core.bundle.format import load_bundle
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError
+from bert_core.inference.predictor import Predictor
 from bert_core.metrics.bootstrap import intervals
 from bert_core.model.hf import architecture
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.distillation import Distillation
 from bert_core.objectives.likelihood import MaskedWordLikelihood
-from bert_core.predictor import Predictor
 from bert_core.scores import scores_of
 from bert_core.tasks.base import Columns, Parameters, Task
 from bert_core.tasks.catalog import TASKS, also

@@ -12,7 +12,7 @@ from torch.nn import functional
 from bert_core.batches import collate
 from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError, CorpusError, FormatError
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from bert_core.tasks.shapes import labelled
 from bert_core.tasks.text_ranking import TextRanking, TextRankingOptions, TextRankingParameters
 from bert_core.tasks.text_regression import TextRegression

@@ -11,7 +11,7 @@ import pytest
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import CorpusError, InputError, TooLongError
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from bert_core.tasks import texts
 from bert_core.tasks.base import CuttingParameters, Task
 from bert_core.tasks.catalog import TASKS

@@ -16,9 +16,9 @@ from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, CorpusError, InputError
+from bert_core.inference.predictor import Predictor
 from bert_core.metrics.entities import SCHEMES, Entity, Scheme, entities_of, tags_of
 from bert_core.objectives import IGNORE
-from bert_core.predictor import Predictor
 from bert_core.tasks.shapes import as_row, labelled
 from bert_core.tasks.token_classification import (
     TokenClassification,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bert_core.errors import ConfigError, CorpusError, FormatError, InputError
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from bert_core.tasks.shapes import labelled
 from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
 from bert_core.tasks.zero_shot_classification import (

@@ -34,7 +34,7 @@ def test_this_machine_a_folder_and_a_store_are_checked(
 def test_a_run_is_written_to_the_store_and_deleted(tmp_path: Path) -> None:
     from mlflow.entities import ViewType
 
-    from tracking.server import connect
+    from tracking.store.server import connect
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = connect(uri)

@@ -64,8 +64,8 @@ def test_sections_are_those_that_were_asked_for(folder: Path) -> None:
 
 
 def test_weights_are_kept_to_thousandths(folder: Path) -> None:
-    from bert_core.inspection import attention
-    from bert_core.predictor import Predictor
+    from bert_core.inference.inspection import attention
+    from bert_core.inference.predictor import Predictor
 
     section = look(config_of(folder, text=TEXT, text_pair=PAIR))["attention"]
     predictor = Predictor(folder, device="cpu")
@@ -79,7 +79,7 @@ def test_weights_are_kept_to_thousandths(folder: Path) -> None:
 def test_candidates_and_verdict_are_the_tasks_own(folder: Path) -> None:
     from transformers import pipeline
 
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     found = look(config_of(folder, **EVERYTHING, top_k=3))
     peer: Any = pipeline("fill-mask", model=str(folder), device="cpu", top_k=3)
@@ -96,7 +96,7 @@ def test_candidates_and_verdict_are_the_tasks_own(folder: Path) -> None:
 def test_sentences_are_sorted_by_the_vectors_that_the_model_makes(
     pooling: Any, tmp_path: Path
 ) -> None:
-    from bert_core.predictor import Predictor
+    from bert_core.inference.predictor import Predictor
 
     options = FeatureExtractionOptions(pooling=pooling)
     path = saved(tmp_path / "bundle", heads=False, task=FeatureExtraction(options=options))

@@ -23,10 +23,10 @@ from pipelines.commands.report_runs import links, runs_of, with_ancestors
 from pipelines.evaluate import EvaluateConfig
 from pipelines.runtime.stage import Result, StageConfig, run_stage
 from tests.fault_proxy import fault_proxy, xml_error
-from tracking.goodput import Goodput
-from tracking.runs import DatasetInput, RunRecorder
-from tracking.server import connect
-from tracking.spool import read_run
+from tracking.runs.goodput import Goodput
+from tracking.runs.recorder import DatasetInput, RunRecorder
+from tracking.runs.spool import read_run
+from tracking.store.server import connect
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -15,7 +15,7 @@ import yaml
 from bert_core.errors import ConfigError, ResourceError
 from pipelines.commands.submit import SubmitConfig, run, split_arguments
 from tests.commands import raybert
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 REFUSAL = "wanted a Ray cluster that requires a token"

@@ -14,8 +14,8 @@ from bert_core.errors import ConfigError, ResourceError
 from pipelines.commands.ui import UiConfig, run
 from tests.commands import raybert
 from tests.waiting import wait_until
-from tracking.ports import free_ports
-from tracking.runs import RunRecorder
+from tracking.runs.recorder import RunRecorder
+from tracking.store.ports import free_ports
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 from bert_core import files
 from pipelines.jobs.listing import figures_of_record, progress_in
 from pipelines.runtime import progress
-from tracking.goodput import CLUSTER, FILE, Goodput
-from tracking.metric_names import COMPUTING
-from tracking.mirror import RECORD
+from tracking.runs.goodput import CLUSTER, FILE, Goodput
+from tracking.runs.metric_names import COMPUTING
+from tracking.runs.mirror import RECORD
 
 
 def test_cost_and_progress_come_from_the_record(tmp_path: Path, object_store: str) -> None:

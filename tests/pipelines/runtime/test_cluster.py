@@ -14,7 +14,7 @@ import pytest
 from bert_core.errors import ConfigError, ResourceError
 from pipelines.runtime import cluster
 from pipelines.runtime.processes import processes_of
-from tracking.ports import free_ports
+from tracking.store.ports import free_ports
 
 # Connects, tells its marker, and then works on Ray until it is ended.
 DRIVER = """

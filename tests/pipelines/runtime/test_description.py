@@ -39,10 +39,10 @@ from pipelines.runtime.stage import (
 )
 from tests.fault_proxy import fault_proxy, xml_error
 from tests.web_server import WebServer
-from tracking.page import NOTE, RESULT
-from tracking.runs import TAG_CHARACTERS, DatasetInput
-from tracking.server import connect
-from tracking.spool import Run, Spool
+from tracking.runs.recorder import TAG_CHARACTERS, DatasetInput
+from tracking.runs.spool import Run, Spool
+from tracking.store.page import NOTE, RESULT
+from tracking.store.server import connect
 
 SHIPPED = sorted(path for word in STAGES for path in (CONFIGS / word).glob("*.toml"))
 

@@ -148,7 +148,7 @@ def another_node(head: Any, log: Path, *before: str) -> Iterator[None]:
     Args:
         before: command that runs what follows it.
     """
-    from tracking.ports import free_ports
+    from tracking.store.ports import free_ports
 
     names = ("node-manager-port", "object-manager-port", "dashboard-agent-listen-port",
              "dashboard-agent-grpc-port", "metrics-export-port")  # fmt: skip

@@ -33,7 +33,7 @@ from pipelines.runtime.stage import (
     with_absolute_paths,
 )
 from tests.pipelines.runtime.test_lease import taken_over
-from tracking.runs import DatasetInput, RunRecorder
+from tracking.runs.recorder import DatasetInput, RunRecorder
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -107,7 +107,7 @@ def test_that_mlflow_is_away_is_said_once_before_the_work_and_once_after(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tracking.sender.SEND_EVERY_S", 0.1)
+    monkeypatch.setattr("tracking.runs.sender.SEND_EVERY_S", 0.1)
     run(replace(config, tracking_uri="http://127.0.0.1:1"), [])
     told = f"copy: MLflow has not answered yet, records are kept in {config.output}"
     assert capsys.readouterr().out.splitlines() == [told]

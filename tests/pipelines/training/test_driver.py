@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from pipelines.training.records import NewRecords, read_records
-from tracking.spool import METRICS
+from tracking.runs.spool import METRICS
 
 
 def line(step: int) -> str:

@@ -52,7 +52,7 @@ HANGS = """
 import sys, time
 import ray
 from pipelines.training.gauges import Gauges
-from tracking.goodput import Goodput
+from tracking.runs.goodput import Goodput
 
 ray.init(sys.argv[1])
 spent = Goodput(began_s=0.0, until_s=1.0, seconds={"computing": 1.0})

@@ -24,9 +24,9 @@ from pipelines.training.records import Notice, Report, read_records
 from pipelines.training.selection import SelectionConfig
 from pipelines.tune import TuneConfig
 from tests.processes import start_with_input
-from tracking import goodput
-from tracking import metric_names as names
-from tracking.goodput import Goodput
+from tracking.runs import goodput
+from tracking.runs import metric_names as names
+from tracking.runs.goodput import Goodput
 
 STEPS = 12
 RUN = """
@@ -163,7 +163,7 @@ def dying_after(step: int) -> Callable[..., None]:
 
     def worker(folder: Any, config: PretrainConfig, digest: str, report: Report) -> None:
         from pipelines import pretrain
-        from tracking import goodput
+        from tracking.runs import goodput
 
         died = Path(config.output) / "died"
 

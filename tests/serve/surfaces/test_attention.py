@@ -1,4 +1,4 @@
-"""Attention over HTTP is what `bert_core.inspection` computes."""
+"""Attention over HTTP is what `bert_core.inference.inspection` computes."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ import httpx
 import numpy as np
 import pytest
 
-from bert_core.inspection import attention
-from bert_core.predictor import Predictor
-from serve import auth
-from serve.auth import Keys
+from bert_core.inference.inspection import attention
+from bert_core.inference.predictor import Predictor
+from serve.request import auth
+from serve.request.auth import Keys
 from tests.serve import live
 
 MODEL = "question-answering"

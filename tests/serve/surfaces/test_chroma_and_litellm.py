@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 
 pytestmark = pytest.mark.drill
 

@@ -14,7 +14,7 @@ import pytest
 from bert_core.errors import InputError
 from bert_core.tasks.base import Parameters
 from bert_core.tasks.catalog import TASKS
-from serve.errors import RequestError
+from serve.request.errors import RequestError
 from serve.surfaces.base import Body, Surface, checked, complaint, parameters_of
 from serve.surfaces.catalog import SURFACES
 

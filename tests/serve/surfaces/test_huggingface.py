@@ -13,11 +13,11 @@ import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
-from serve.answers import MOST_CUT
-from serve.limits import Limits
+from serve.model.answers import MOST_CUT
+from serve.request.limits import Limits
 from serve.surfaces.huggingface import Shapes
 
 TEXT = "Open a socket in Paris."

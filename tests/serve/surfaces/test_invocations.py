@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from bert_core.tasks.shapes import rows_of
 
 TEXTS = ["Parse a string.", "Open a socket."]

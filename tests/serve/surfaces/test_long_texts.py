@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from bert_core.tasks.catalog import TASKS
-from serve import api
-from serve.slot import Slot
+from serve.http.app import LocalModel, create_front_app
 from serve.surfaces.catalog import SURFACES
+from serve.versions.slot import Slot
 from tests.serve import live
 
 CLASSES, VECTORS, RANKING = "text-classification", "feature-extraction", "text-ranking"
@@ -104,7 +104,7 @@ def cutting(bundles: dict[str, Path]) -> Iterator[str]:
     """URL of a server whose models cut texts."""
     names = {name for name, _ in BODIES.values()}
     slots = {name: Slot(live.loaded(name, bundles[name], truncate=True)) for name in names}
-    app = api.create_front_app({name: api.LocalModel(slot) for name, slot in slots.items()})
+    app = create_front_app({name: LocalModel(slot) for name, slot in slots.items()})
     with live.running(app) as url:
         yield url
 

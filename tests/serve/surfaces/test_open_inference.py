@@ -9,9 +9,9 @@ import httpx
 import numpy as np
 import pytest
 
-from bert_core.predictor import Predictor
-from serve import api
-from serve.slot import Slot
+from bert_core.inference.predictor import Predictor
+from serve.http.app import create_model_app
+from serve.versions.slot import Slot
 from tests.serve import live
 
 TEXTS = ["Parse a string.", "Öffne einen Socket.", ""]
@@ -258,7 +258,7 @@ def test_an_output_that_is_asked_for_twice_or_unknown_costs_no_pass(
     text = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
     body = {"inputs": [text], "outputs": [{"name": name} for name in outputs]}
     model = live.loaded("own", bundles["feature-extraction"])
-    with live.running(api.create_model_app(Slot(model), alone=True)) as url:
+    with live.running(create_model_app(Slot(model), alone=True)) as url:
         response = httpx.post(f"{url}/v2/models/own/infer", json=body, timeout=30)
     assert response.status_code == 400
     assert message in response.json()["error"]

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 
 if TYPE_CHECKING:
     import openai

@@ -9,10 +9,10 @@ import httpx
 import numpy as np
 import pytest
 
-from bert_core.predictor import Predictor
-from serve import api
-from serve.limits import Limits
-from serve.slot import Slot
+from bert_core.inference.predictor import Predictor
+from serve.http.app import create_model_app
+from serve.request.limits import Limits
+from serve.versions.slot import Slot
 from tests.serve import live
 
 TEXTS = ["Parse a string.", "Open a socket on a port and listen.", "A fox."]
@@ -116,7 +116,7 @@ def test_a_type_that_is_asked_for_twice_or_too_many_numbers_cost_no_pass(
     bundles: dict[str, Path], path: str
 ) -> None:
     model = live.loaded("own", bundles["feature-extraction"], limits=Limits(max_numbers=500))
-    with live.running(api.create_model_app(Slot(model), alone=True)) as url:
+    with live.running(create_model_app(Slot(model), alone=True)) as url:
         for body, message in (
             ({"texts": ["a"], "embedding_types": ["float"] * 100_000}, "'float' 100000 times"),
             ({"texts": ["a"] * 8, "embedding_types": ["float", "int8"]}, "vectors have 512"),

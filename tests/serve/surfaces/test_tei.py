@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from bert_core.bundle.format import load_bundle
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
-from serve import api, auth
-from serve.auth import Keys
-from serve.slot import Slot
+from serve.http.app import create_model_app
+from serve.request import auth
+from serve.request.auth import Keys
+from serve.versions.slot import Slot
 from tests import tiny
 from tests.serve import live
 
@@ -307,7 +308,7 @@ def test_what_takes_no_place_in_the_queue_keeps_to_the_deadline(
 ) -> None:
     model = live.loaded(VECTORS, bundles[VECTORS])
     is_free = threading.Event()
-    with live.running(api.create_model_app(Slot(model), alone=True)) as url:
+    with live.running(create_model_app(Slot(model), alone=True)) as url:
         model._texts.submit(is_free.wait)  # as a long text does
         try:
             headers = {"X-Request-Timeout-Ms": "200"}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bert_core.bundle.format import load_bundle, save_bundle
-from bert_core.predictor import Predictor
+from bert_core.inference.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from serve.surfaces.catalog import SURFACES
 from serve.surfaces.vectors import ARROW, RAW

@@ -1,0 +1,23 @@
+"""What Ray Serve puts around all of its own, in each process that has an HTTP server."""
+
+from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
+from ray.serve.context import _get_internal_replica_context
+from starlette.middleware import Middleware
+
+from serve.cluster.no_replica import GivesUp
+from serve.cluster.one_write import OneWrite
+from serve.cluster.plain_text import JSONErrors, ReadableHeaders
+
+
+def middlewares() -> list[Middleware]:
+    """For Ray Serve, which calls this by the name that `serve.cluster.haproxy` gives it. The last
+    is the outermost."""
+    is_replica = _get_internal_replica_context() is not None
+    # Behind HAProxy, Serve's own proxy only gets what has no replica; else it gets everything.
+    is_fallback = RAY_SERVE_ENABLE_HA_PROXY and not is_replica
+    return [
+        Middleware(ReadableHeaders),
+        Middleware(JSONErrors),
+        *([Middleware(GivesUp)] if is_fallback else []),
+        Middleware(OneWrite),
+    ]

@@ -1,0 +1,117 @@
+"""The models of one process, which change with their plans while they answer."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from serve.http.app import LocalModel
+from serve.model.card import Card, Response, ServedModel
+from serve.observe.records import Recorder
+from serve.request.auth import Keys
+from serve.request.errors import NotReadyError
+from serve.versions.comparison import Report
+from serve.versions.follower import LONGEST_WAIT_S, RETRY_S, reason_of
+from serve.versions.loaded_model import HostedModel
+from serve.versions.plan import PLAN, Plan
+
+logger = logging.getLogger("ray.serve")
+
+
+class Hosting:
+    """Models in this process, by name, which change with their plans."""
+
+    def __init__(self, recorder: Recorder, report: Report) -> None:
+        """`report`: takes how candidates compare, request by request."""
+        self.models: dict[str, HostedModel] = {}
+        self.recorder, self._report = recorder, report
+        self._plans: dict[str, Plan] = {}
+        self._failed: dict[str, str] = {}
+        self._adding: set[asyncio.Task[None]] = set()
+
+    async def change(self, plans: Mapping[str, Any], when_changed: Callable[[], None]) -> None:
+        """Serve these models.
+
+        Serve sends no request to a replica while it is reconfigured: what is served already goes on
+        meanwhile, and what is to be loaded comes later. Only a process that serves nothing waits.
+
+        Args:
+            when_changed: called when models have been added or removed.
+        Raises: whatever is wrong with a model, if nothing is served yet.
+        """
+        self._plans = {
+            name: PLAN.validate_python({"name": name, **content}) for name, content in plans.items()
+        }
+        is_new = not self.models
+        for name, plan in self._plans.items():
+            if name in self.models:
+                self.models[name].change(plan)
+            elif is_new:
+                self.models[name] = await self._load(plan)
+            else:
+                adding = asyncio.get_running_loop().create_task(self._add(plan, when_changed))
+                self._adding.add(adding)
+                adding.add_done_callback(self._adding.discard)
+        gone = [self.models.pop(name) for name in [*self.models] if name not in self._plans]
+        self._failed = {name: why for name, why in self._failed.items() if name in self._plans}
+        when_changed()
+        for model in gone:
+            model.close()
+
+    def served(self, keys: Keys | None) -> dict[str, ServedModel]:
+        """The models in the order of their plans, those included that are not loaded."""
+        return {
+            name: LocalModel(self.models[name].slot, keys)
+            if name in self.models
+            else AbsentModel(name, self._failed.get(name))
+            for name in self._plans
+        }
+
+    async def check_health(self) -> None:
+        """Raises: what `Model.check_health` does, upon which Serve replaces this process."""
+        for model in tuple(self.models.values()):
+            await model.check_health()
+
+    async def _load(self, plan: Plan) -> HostedModel:
+        return await asyncio.to_thread(HostedModel, plan, self._report, self.recorder)
+
+    async def _add(self, plan: Plan, when_changed: Callable[[], None]) -> None:
+        """Load one more model, and try again for as long as it is wanted."""
+        wait_s = RETRY_S
+        while self._plans.get(plan.name) == plan and plan.name not in self.models:
+            try:
+                model = await self._load(plan)
+            except Exception as error:
+                self._failed[plan.name] = f"{plan.source.named} is not served: {reason_of(error)}"
+                logger.error("%s: %s", plan.name, self._failed[plan.name])
+                when_changed()
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                continue
+            if self._plans.get(plan.name) == plan:
+                self._failed.pop(plan.name, None)
+                self.models[plan.name] = model
+                when_changed()
+            else:
+                model.close()
+
+
+class AbsentModel(ServedModel):
+    """A model that is not loaded, or not yet."""
+
+    def __init__(self, name: str, problem: str | None) -> None:
+        self._message = problem or f"{name} is being loaded: try again"
+
+    async def tasks(self) -> Sequence[str]:
+        raise NotReadyError(self._message)
+
+    async def card(self) -> Card:
+        raise NotReadyError(self._message)
+
+    async def check_ready(self) -> None:
+        raise NotReadyError(self._message)
+
+    async def request(
+        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
+    ) -> Response:
+        raise NotReadyError(self._message)

@@ -1,0 +1,184 @@
+"""What all routes share: access by keys, responses to errors, the check that a model is ready."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from bert_core.errors import InputError
+from bert_core.wording import shortened
+from serve.model.card import Card
+from serve.observe.records import log_failure, seen
+from serve.request.auth import Caller, Keys
+from serve.request.errors import (
+    CodingError,
+    DeadlineError,
+    ForbiddenError,
+    InternalError,
+    MediaTypeError,
+    NotAcceptableError,
+    NotJSONError,
+    NotReadyError,
+    OverloadedError,
+    RequestError,
+    SlowRequestError,
+    TooLargeError,
+    UnauthorizedError,
+    UnknownModelError,
+)
+from serve.surfaces import huggingface, vectors
+from serve.surfaces.base import Endpoint, Surface, refusal
+from serve.surfaces.openapi import refusals, remember, request_body, responses, schema_of
+
+if TYPE_CHECKING:
+    from serve.model.model import Model
+
+READY_TIMEOUT_S = 10.0
+"""Timeout of the forward pass that shows a model to be ready."""
+
+LIST = "/v1/models"
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class SurfaceRoute(APIRoute):
+    """A path of a surface: its handler takes nothing but the request, and answers all errors."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """The body of `/healthz` and `/readyz`."""
+
+    status: str
+
+
+remember(Status)
+remember(Card)
+
+
+def admit(
+    keys: Keys | None, request: Request, model: str | None, *, counts: bool = True
+) -> Caller | None:
+    """Whose request it is; None where no keys are asked for. See `Keys.admit`."""
+    return None if keys is None else keys.admit(request.headers, model, counts=counts)
+
+
+def refused(surface: Surface, request: Request, error: Exception) -> Response:
+    """The response to any error; a fault of our own is logged, and its message left out."""
+    if not isinstance(error, RequestError | InputError):
+        log_failure(request, error)
+        error = InternalError(f"{place_of(request)} failed in the server: its log says why")
+    return error_response(surface, request, error)
+
+
+def place_of(request: Request) -> str:
+    """What was asked for, as messages name it."""
+    return f"{request.method} {shortened(request.url.path)}"
+
+
+def error_response(surface: Surface, request: Request, error: Exception) -> Response:
+    """The response to an error that the caller may read, in the surface's shape."""
+    seen(request).error_type = getattr(error, "error_type", RequestError.error_type)
+    return refusal(surface, error)
+
+
+ALWAYS = (RequestError, InternalError, NotReadyError, OverloadedError, DeadlineError)
+"""What any request to a surface may be answered with."""
+BY_KEY = (UnauthorizedError, ForbiddenError)
+BY_BODY = (
+    NotJSONError,
+    MediaTypeError,
+    CodingError,
+    NotAcceptableError,
+    SlowRequestError,
+    TooLargeError,
+    UnknownModelError,
+)
+
+
+def documented(
+    surface: Surface,
+    endpoint: Endpoint,
+    *,
+    keys: Keys | None,
+    model: "Model | None" = None,
+    prepared: Any = None,
+) -> dict[str, Any]:
+    """What the API's documentation says of a path, besides its docstring.
+
+    Args:
+        model: the one that answers; None at the front.
+        prepared: what the surface prepared for it.
+    """
+    if endpoint.document is not None:
+        described = endpoint.document(prepared)
+    else:
+        described = {"responses": responses(endpoint.forms, endpoint.shape)}
+        if endpoint.body is not None:
+            described["openapi_extra"] = request_body(schema_of(endpoint.body))
+    kinds: list[type[RequestError]] = [*ALWAYS]
+    kinds += BY_KEY if keys is not None and not endpoint.is_open else ()
+    kinds += BY_BODY if endpoint.method == "POST" else ()
+    extra = described.get("openapi_extra", {})
+    if "{model}" in endpoint.path:
+        kinds.append(UnknownModelError)
+        known = {} if model is None else {"model": model.name, "version": model.version or "1"}
+        named = [
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "schema": {"const": known[name]} if known else {"type": "string"},
+            }
+            for name in ("model", "version")
+            if f"{{{name}}}" in endpoint.path
+        ]
+        extra = extra | {"parameters": named}
+    if model is not None:
+        extra = _narrowed(extra, vectors.known_values(model))
+    answers = described["responses"] | refusals(surface, kinds)
+    return {"openapi_extra": extra, "responses": answers}
+
+
+def _narrowed(schema: Any, values: Mapping[str, Any]) -> Any:
+    """A JSON Schema whose properties of these names have these values alone."""
+    if isinstance(schema, list):
+        return [_narrowed(item, values) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    narrowed = {name: _narrowed(item, values) for name, item in schema.items()}
+    if isinstance(properties := narrowed.get("properties"), dict):
+        properties |= {name: {"enum": values[name]} for name in properties if name in values}
+    return narrowed
+
+
+def errors_of(keys: Keys | None, *kinds: type[RequestError]) -> dict[int | str, dict[str, Any]]:
+    """The errors of a path that belongs to no surface, for the API's documentation."""
+    return refusals(huggingface.SURFACE, [InternalError, *(() if keys is None else BY_KEY), *kinds])
+
+
+async def check_ready(models: Mapping[str, Any]) -> None:
+    """Run a pass of all models concurrently. Raises: NotReadyError naming those that failed."""
+    results = await asyncio.gather(
+        *(asyncio.wait_for(model.check_ready(), READY_TIMEOUT_S) for model in models.values()),
+        return_exceptions=True,
+    )
+    failed = [
+        f"{name} ({type(result).__name__})"
+        for name, result in zip(models, results, strict=True)
+        if isinstance(result, BaseException)
+    ]
+    if failed:
+        raise NotReadyError(
+            f"wanted a forward pass of every model within {READY_TIMEOUT_S:.0f} s, "
+            f"got none from {', '.join(failed)}: try again, or see the server's log"
+        )
+
+
+def json_response(status: int, content: Any) -> Response:
+    # ASCII: a lone surrogate from a caller, repeated in a message, cannot be encoded as UTF-8.
+    return Response(json.dumps(content), status, media_type="application/json")

@@ -1,0 +1,64 @@
+"""The page for trying the models, and the files that it is made of (`serve/page`, and the colours
+that it shares with reports).
+
+The files are read once. What is not among them is not found, whatever its path looks like.
+"""
+
+import mimetypes
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from fastapi import APIRouter, Response
+from fastapi.responses import HTMLResponse
+from starlette.exceptions import HTTPException
+
+from serve.http.routes.base import errors_of
+
+HEADERS = {
+    # Everything is from this server, no script is in the page itself, and nothing frames it.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # a newer server has other files at the same paths
+}
+
+
+def page_routes() -> APIRouter:
+    """`GET /`, the page, and `GET /page/…`, its files."""
+    router = APIRouter(tags=["front"])
+    contents = dict(_contents(files("serve") / "page"))
+    contents["palette.css"] = (files("tracking") / "palette.css").read_bytes()
+
+    def file_response(name: str) -> Response:
+        return Response(contents[name], headers=HEADERS, media_type=_media_type(name))
+
+    @router.get("/", response_class=HTMLResponse, responses=errors_of(None))
+    async def show() -> Response:
+        """A page for trying the models."""
+        return file_response("index.html")
+
+    @router.get("/page/{name:path}", include_in_schema=False)
+    async def show_file(name: str) -> Response:
+        """A file of the page."""
+        if name not in contents:
+            raise HTTPException(404)
+        return file_response(name)
+
+    return router
+
+
+def _contents(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+    """All files below a folder, by their paths from there."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _contents(entry, f"{prefix}{entry.name}/")
+        else:
+            yield f"{prefix}{entry.name}", entry.read_bytes()
+
+
+def _media_type(name: str) -> str:
+    kind = mimetypes.guess_type(name)[0] or "text/plain"
+    return "text/javascript" if name.endswith(".js") else kind

@@ -1,0 +1,105 @@
+"""A model as clients and the front see it, whichever process it is in."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from serve.model.lineage import Ancestor
+from serve.request.limits import Limits
+
+State = Literal["ready", "loading", "problem"]
+"""`loading` while another version, which its alias points to, is loaded beside the one that
+answers; `problem` if that version is not served, and the card says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateCard:
+    """Information about what a model is compared with."""
+
+    version: str | None
+    digest: str
+    mode: Literal["shadow", "split"]
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """Information about a model for clients."""
+
+    id: str
+    """The model's name here."""
+    object: str = "model"
+    created: int
+    """When it was loaded, in seconds since 1970."""
+    owned_by: str = "raybert"
+    version: str | None
+    """Its version in the registry, if it comes from there."""
+    task: str
+    """Hugging Face's name for the task."""
+    also: list[str]
+    """Other tasks that the same weights answer."""
+    labels: list[str]
+    examples: list[Any]
+    """Inputs, as in requests: some of the data that the model was made with, if its bundle has
+    them."""
+    metrics: dict[str, float]
+    """Metrics stored in the bundle: its evaluation by the stage that made it."""
+    lineage: list[Ancestor]
+    """What it was made from, from the first ancestor to the model itself."""
+    digest: str
+    """sha256 of the bundle: servers with equal digests, backend and precision give equal
+    answers."""
+    encoder_digest: str | None
+    """sha256 of the encoder's config and weights, its pooler left out: models of one process with
+    equal ones share passes. None if the backend does not tell encoder and head apart."""
+    backend: str
+    """What computes: torch, or an engine for graphs."""
+    precision: str
+    """Of its matrix products."""
+    max_tokens: int
+    """Maximum tokens of a text, special ones included; longer texts are cut, or read in windows."""
+    limits: Limits
+    note: str | None = None
+    """What to know about its answers, if anything."""
+    state: State = "ready"
+    candidate: CandidateCard | None = None
+    problem: str | None = None
+    """Why the version that its alias points to is not the one that answers, or why that is not
+    known; None if it is."""
+    changed: str | None = None
+    """What clients must know of the version that took over last: it has other labels, or its
+    vectors cannot be compared with those before; None for nothing."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """An HTTP response as it is passed on to the client."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class ServedModel(ABC):
+    """A model as the front sees it, in this or another process. Calls raise if it is down."""
+
+    is_local: ClassVar[bool] = False
+    """Whether it is in this process."""
+
+    @abstractmethod
+    async def tasks(self) -> Sequence[str]:
+        """The tasks that it does, its own first."""
+
+    @abstractmethod
+    async def card(self) -> Card: ...
+
+    @abstractmethod
+    async def check_ready(self) -> None:
+        """Run a real forward pass."""
+
+    @abstractmethod
+    async def request(
+        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
+    ) -> Response:
+        """What the model answers at one of its paths, which is percent-encoded, with its query."""

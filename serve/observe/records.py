@@ -1,0 +1,236 @@
+"""What is kept of requests and passes, for metrics, the log and traces: never a text.
+
+`Observed` wraps an application, and handlers add what they know to `seen(request)`. A `Recorder` is
+told the rest; the one here does nothing, so that models and routes need no Ray. Log lines go to
+Serve's logger, which writes text or JSON and adds the replica.
+"""
+
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+logger = logging.getLogger("ray.serve")
+
+NONE = "-"
+"""Stands for what a request has none of, as a model where it was refused before one was chosen. No
+model can have this name."""
+CLIENT_CLOSED, CANCELLED = 499, "cancelled"
+"""Status and error of a request whose client went away; nobody receives them."""
+PROBES = ("/healthz", "/readyz", "/metrics")
+"""Ends of the routes that machines ask all the time: counted nowhere, logged only if they fail."""
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+MAX_ID_LENGTH = 128
+_KEY = "raybert.seen"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What the answers to a request took."""
+
+    tokens: int
+    """Tokens that were read, special ones included."""
+    tokenize_s: float
+    queue_s: float
+    compute_s: float
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What is known of a request. Every value is from a small set, but for numbers and the id."""
+
+    method: str
+    request_id: str | None = None
+    route: str = NONE
+    """The path, with names in place of the values of its parameters."""
+    surface: str = NONE
+    model: str = NONE
+    version: str = NONE
+    """As `Model.version_label`."""
+    status: int = CLIENT_CLOSED
+    error_type: str | None = None
+    spent: Spent | None = None
+    is_probe: bool = False
+    is_passed_on: bool = False
+    """Whether another application answers it, which records it then."""
+    began_s: float = field(default_factory=time.perf_counter)
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A served model at some moment."""
+
+    model: str
+    version: str
+    """As `Model.version_label`."""
+    digest: str
+    queue_tokens: int
+    max_queue_tokens: int
+    has_problem: bool
+    """Whether the version that its alias points to is not served."""
+
+
+class Recorder:
+    """Is told what happens, from any thread; this one does nothing."""
+
+    def finished(self, request: Seen) -> None:
+        """A request has been answered or refused."""
+
+    def passed(self, model: str, version: str, *, tokens: int, computed: int, fill: float) -> None:
+        """A pass has been computed.
+
+        Args:
+            tokens: real ones.
+            computed: tokens with padding.
+            fill: share of the budget of a pass that the batch took.
+        """
+
+    def recalled(self, model: str, version: str, *, hits: int, misses: int) -> None:
+        """A request was looked up in the cache.
+
+        Args:
+            hits: inputs that need not be computed.
+        """
+
+    def rolled_over(self, model: str, version: str, change: str | None = None) -> None:
+        """This version answers from now on, in place of another.
+
+        Args:
+            change: what of its answers is of another kind (`serve.model.changes`), if anything.
+        """
+
+    def watch(self, look: Callable[[], Snapshot]) -> None:
+        """Look at a model from time to time."""
+
+    def forget(self, look: Callable[[], Snapshot]) -> None:
+        """Look no more at a model that is gone."""
+
+
+NO_RECORDER = Recorder()
+
+
+def seen(request: Request) -> Seen:
+    """What is known of a request so far, for its handler to add to."""
+    return request.scope[_KEY]
+
+
+class Observed:
+    """Has every request recorded and logged once it is answered.
+
+    It answers for an application that fails, too: what Ray Serve and uvicorn catch, they log with
+    the exception's message.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, recorder: Recorder, apology: Callable[[Request], Response]
+    ) -> None:
+        """`apology`: what a request gets whose handler fails."""
+        self._app, self._recorder, self._apology = app, recorder, apology
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        method = scope["method"] if scope["method"] in METHODS else NONE
+        noted = Seen(method=method, request_id=_request_id(scope))
+        scope[_KEY] = noted
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                noted.status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            request = Request(scope)
+            log_failure(request, error)
+            noted.error_type = "internal"
+            if noted.status == CLIENT_CLOSED:  # no response has begun
+                await self._apology(request)(scope, receive, watched)
+        finally:
+            self._finish(noted, scope)
+
+    def _finish(self, noted: Seen, scope: Scope) -> None:
+        noted.total_s = time.perf_counter() - noted.began_s
+        noted.route = _route(scope)
+        noted.is_probe |= noted.route.endswith(PROBES)
+        if noted.status == CLIENT_CLOSED:
+            noted.error_type = CANCELLED
+        elif noted.status >= 400 and noted.error_type is None:
+            noted.error_type = "other"
+        if noted.is_passed_on:
+            return
+        if not noted.is_probe:
+            self._recorder.finished(noted)
+        _log(noted)
+
+
+def _route(scope: Scope) -> str:
+    route = scope.get("route")
+    return NONE if route is None else route.path or "/"
+
+
+def _request_id(scope: Scope) -> str | None:
+    """The id that the client has given, or else Ray Serve."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            return value.decode("latin-1")[:MAX_ID_LENGTH]
+    return None
+
+
+def _log(noted: Seen) -> None:
+    level = logging.DEBUG if noted.is_probe and noted.status < 400 else logging.INFO
+    if not logger.isEnabledFor(level):
+        return
+    values: dict[str, Any] = {
+        "model": noted.model,
+        "version": noted.version,
+        "surface": noted.surface,
+    }
+    if noted.error_type is not None:
+        values["error_type"] = noted.error_type
+    values["total_ms"] = _ms(noted.total_s)
+    if noted.spent is not None:
+        values["tokens"] = noted.spent.tokens
+        values["tokenize_ms"] = _ms(noted.spent.tokenize_s)
+        values["queue_ms"] = _ms(noted.spent.queue_s)
+        values["compute_ms"] = _ms(noted.spent.compute_s)
+    shown = " ".join(f"{name}={value}" for name, value in values.items())
+    # NOTE: Serve writes all of `extra` as JSON, and of it only the id as text.
+    extra = {"method": noted.method, "route": noted.route, "status": noted.status, **values}
+    if noted.request_id is not None:
+        extra["request_id"] = noted.request_id
+    message = f"{noted.method} {noted.route} {noted.status} {shown}"
+    logger.log(level, "%s", message, extra=extra)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 2)
+
+
+def log_failure(request: Request, error: BaseException) -> None:
+    """Log what failed and where in the code."""
+    where = _route(request.scope)
+    logger.error("%s %s failed: %s", seen(request).method, where, trace_of(error))
+
+
+def trace_of(error: BaseException) -> str:
+    """Types and places in the code of an exception and its causes, without their messages, which
+    hold excerpts of what they are about."""
+    lines: list[str] = []
+    known: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in known:
+        known.add(id(cause))
+        lines.append(f"{type(cause).__module__}.{type(cause).__qualname__}, raised at")
+        lines += [line.rstrip() for line in traceback.format_tb(cause.__traceback__)]
+        cause = cause.__cause__ or cause.__context__
+    return "\n".join(lines)

@@ -1,0 +1,302 @@
+"""Keeps a served model at what its plan says.
+
+The plan may change, or name an alias of the registry that moves. Either way the new version is
+loaded beside the one that answers, on a separate thread, runs the task's examples, and then takes
+over between two requests: a request in progress is answered by the version that began it, and no
+process is replaced. A version that cannot be loaded, cannot answer them or does another task leaves
+the old one in place; it is tried again, ever more rarely, since a download may fail for a while.
+
+The old version is kept until the new one has answered a request. If the new one fails at its first
+requests instead, the old one answers again, and the new one is not tried again unless the plan or
+the alias changes. If a version fails later, the fault is in its process, which Serve's health check
+replaces.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from bert_core.errors import ConfigError, FormatError, RaybertError
+from serve.model.model import FAILURES, Model
+from serve.versions.plan import Runtime, Source
+from tracking.models.references import last_served, registered_version
+
+logger = logging.getLogger("ray.serve")
+
+RETRY_S, LONGEST_WAIT_S = 5.0, 300.0
+"""Wait before a version that failed is tried again: the first, and the longest."""
+LONGEST_LACK_S = 30.0
+"""The longest if the version is not to blame, but a store, a disk or memory."""
+
+
+def reason_of(error: Exception) -> str:
+    """Why a model could not be loaded."""
+    return str(error) if isinstance(error, RaybertError) else repr(error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """The version to serve, and how to compute with it."""
+
+    source: Source
+    runtime: Runtime
+    follow_s: float = 0.0
+    """How often to ask the registry which version the alias points to; 0 never."""
+
+    def resolved(self) -> "Aim":
+        """The same with the version that the alias means now. Raises: see `registered_version`."""
+        if not self.follow_s:
+            return self
+        version = registered_version(self.source.reference, uri=self.source.tracking_uri)
+        return replace(self, source=replace(self.source, version=version, digest=None))
+
+    def served(self) -> "Aim | None":
+        """The same with the version of the alias that last answered on this machine; None if none
+        has since this was deployed."""
+        source = self.source
+        known = last_served(source.reference, source.digest, uri=source.tracking_uri)
+        if known is None:
+            return None
+        return replace(self, source=replace(source, version=known.version, digest=known.digest))
+
+    def is_met_by(self, held: "Aim | None") -> bool:
+        return held is not None and held._identity == self._identity
+
+    def is_followed_from(self, held: "Aim") -> bool:
+        """Whether `held` is a version of the same alias, with the same settings."""
+        same = held.source.reference == self.source.reference
+        return same and held.runtime == self.runtime
+
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        source = self.source
+        which = source.digest if source.version is None else source.version
+        return source.reference, source.tracking_uri, which, self.runtime
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelHolder:
+    """What a follower controls: loads models, has one of them answer, and reports problems."""
+
+    load: Callable[[Aim], Model]
+    """Loads a model, and makes sure that it answers."""
+    install: Callable[[Model], Model | None]
+    """Lets a model answer. Returns: the one that did before, to be retired."""
+    set_loading: Callable[[bool], None]
+    set_problem: Callable[[str | None], None]
+    clear: Callable[[], None] | None = None
+    """Removes the model; None if a model must always answer."""
+    answered: Callable[[Aim, Model], None] = lambda aim, model: None
+    """Called when a version has answered its first request."""
+
+
+@dataclass(frozen=True)
+class _Former:
+    """The version that answered before."""
+
+    aim: Aim
+    model: Model | None
+    """None if it must be loaded again."""
+
+
+class Follower:
+    """Keeps a holder at its aim, on a separate thread."""
+
+    def __init__(
+        self,
+        holder: ModelHolder,
+        aim: Aim,
+        held: Aim | None = None,
+        *,
+        model: Model | None = None,
+        former: Aim | None = None,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            held: what `model` is, if the holder has one already.
+            former: what answers if `model` fails at its first requests.
+        """
+        self._holder, self._aim = holder, aim
+        self._held, self._model = held, model
+        self._former = None if former is None else _Former(former, None)
+        self._failed: Aim | None = None
+        self._problem = ""
+        """Why `_failed` did."""
+        self._wait_s, self._again_s = 0.0, 0.0
+        self._banned: tuple[Aim, str] | None = None
+        """What failed at its first requests, and the problem to report."""
+        self._has_answered = False
+        self._wake = threading.Event()
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+        if model is not None:
+            model.when_judged = self._wake.set
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def aim(self, aim: Aim) -> None:
+        """Change the aim; returns at once."""
+        if aim == self._aim:
+            return
+        changes_now = not aim.follow_s or aim.source.reference != self._aim.source.reference
+        if changes_now or aim.runtime != self._aim.runtime:
+            self._holder.set_loading(True)
+            self._holder.set_problem(None)
+        self._aim, self._failed, self._banned = aim, None, None
+        self._wake.set()
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Stop following; a model that is being loaded is not installed.
+
+        Args:
+            wait: for the thread to end.
+        """
+        self._is_stopped = True
+        self._wake.set()
+        if wait and self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        is_first = True
+        while not self._is_stopped:
+            if not is_first:
+                self._wake.wait(self._pause_s())
+            is_first = False
+            self._wake.clear()
+            if not self._is_stopped:
+                self._judge()
+                self._look(self._aim)
+        self._drop_former()
+
+    def _pause_s(self) -> float | None:
+        """Seconds until the next check; None if only a change of the aim requires one."""
+        if self._failed is not None:
+            left_s = max(0.0, self._again_s - time.monotonic())
+            return min(left_s, self._aim.follow_s) if self._aim.follow_s else left_s
+        return self._aim.follow_s or None
+
+    def _judge(self) -> None:
+        """Drop the former version once the present one has answered; go back to it on failure."""
+        held, model = self._held, self._model
+        if held is None or model is None:
+            return
+        if model.verdict == "sound":
+            if not self._has_answered:
+                self._has_answered = True
+                self._holder.answered(held, model)
+                self._drop_former()
+        elif model.verdict == "failing" and self._former is not None:
+            self._go_back(held, self._former)
+        elif model.verdict == "failing" and self._holder.clear is not None:
+            self._held, self._model = None, None
+            self._holder.clear()
+            self._ban(held, f"{_failing(held)}; it gets no more requests")
+
+    def _go_back(self, held: Aim, former: _Former) -> None:
+        named = former.aim.source.named
+        try:
+            model = former.model or self._holder.load(former.aim)
+        except Exception as error:
+            logger.error("%s cannot be loaded again: %s", named, reason_of(error))
+            return
+        if self._is_stopped:
+            if former.model is None:
+                model.retire()
+            return
+        self._former = None
+        self._hold(former.aim, model)
+        # After the switch, so that it is never reported too early.
+        self._ban(held, f"{_failing(held)}; {named} answers again")
+        self._drop_former()
+
+    def _ban(self, aim: Aim, problem: str) -> None:
+        self._banned = aim, problem
+        if not self._is_stopped:
+            self._holder.set_problem(problem)
+        logger.error("%s", problem)
+
+    def _look(self, aim: Aim) -> None:
+        try:
+            resolved = aim.resolved()
+        except ConfigError as error:  # the alias is gone
+            self._fail(aim, f"{aim.source.reference}: {error}", LONGEST_WAIT_S)
+            return
+        except Exception as error:
+            problem = f"{aim.source.reference}: the registry does not answer: {error}"
+            held = self._held
+            if held is None or not aim.is_followed_from(held):
+                self._fail(aim, problem, LONGEST_LACK_S)
+                return
+            logger.warning("%s", problem)  # the present version goes on answering
+            banned = "" if self._banned is None else f"{self._banned[1]}; "
+            self._holder.set_problem(banned + problem)
+            self._holder.set_loading(False)
+            return
+        if resolved.is_met_by(self._held):
+            self._failed = self._banned = None
+            is_failing = self._model is not None and self._model.verdict == "failing"
+            self._holder.set_problem(_failing(resolved) if is_failing else None)
+            self._holder.set_loading(False)
+        elif self._banned is not None and resolved.is_met_by(self._banned[0]):
+            self._holder.set_problem(self._banned[1])
+            self._holder.set_loading(False)
+        elif resolved != self._failed or time.monotonic() >= self._again_s:
+            self._take(resolved)
+        else:
+            self._holder.set_problem(self._problem)
+
+    def _take(self, aim: Aim) -> None:
+        self._holder.set_loading(True)
+        named = aim.source.named
+        try:
+            model = self._holder.load(aim)
+        except Exception as error:
+            is_at_fault = isinstance(error, ConfigError | FormatError)
+            longest_s = LONGEST_WAIT_S if is_at_fault else LONGEST_LACK_S
+            self._fail(aim, f"{named} is not served: {reason_of(error)}", longest_s)
+            return
+        if self._is_stopped:
+            model.retire()
+            return
+        self._hold(aim, model)
+        self._failed = self._banned = None
+        self._holder.set_problem(None)
+        logger.info("%s answers from now on", named)
+        self._holder.set_loading(False)
+
+    def _hold(self, aim: Aim, model: Model) -> None:
+        """Let a model answer, and keep the one before it until this one has answered."""
+        model.when_judged = self._wake.set
+        replaced = self._holder.install(model)
+        if replaced is not None:
+            if self._former is None and self._held is not None:
+                self._former = _Former(self._held, replaced)
+            else:  # it has answered no request: the one before it may still be needed
+                replaced.retire()
+        self._held, self._model, self._has_answered = aim, model, False
+
+    def _drop_former(self) -> None:
+        former, self._former = self._former, None
+        if former is not None and former.model is not None:
+            former.model.retire()
+
+    def _fail(self, aim: Aim, problem: str, longest_s: float) -> None:
+        again = aim == self._failed
+        first_s = self._aim.follow_s or RETRY_S
+        self._wait_s = min(2 * self._wait_s, longest_s) if again else first_s
+        self._failed, self._problem = aim, problem
+        self._again_s = time.monotonic() + self._wait_s
+        self._holder.set_problem(problem)
+        self._holder.set_loading(False)
+        logger.error("%s", problem)
+
+
+def _failing(aim: Aim) -> str:
+    return (
+        f"{aim.source.named} fails at every request ({FAILURES} or more in a row, the log says "
+        "why): serve another version"
+    )

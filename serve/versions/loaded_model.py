@@ -1,0 +1,263 @@
+"""A model in this process as its plan says, with the candidate that it is compared with."""
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bert_core.errors import FormatError
+from serve.model.changes import difference
+from serve.model.model import Model
+from serve.observe.records import NO_RECORDER, Recorder
+from serve.versions.comparison import Report
+from serve.versions.follower import Aim, Follower, ModelHolder, reason_of
+from serve.versions.plan import Candidate, Plan, Source
+from serve.versions.slot import Challenger, Slot
+from tracking.models.attempts import Attempt, attempt
+from tracking.models.references import Served, last_served, release, remember_served
+
+logger = logging.getLogger("ray.serve")
+
+MODEL, CANDIDATE = "model", "candidate"
+"""What may be loading or have a problem."""
+
+
+class HostedModel:
+    """Holds a model, and has it follow its plan (`serve.versions.follower`)."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        report: Report = lambda pairing, tally: None,
+        recorder: Recorder = NO_RECORDER,
+    ) -> None:
+        """Load the model; a candidate is loaded afterwards.
+
+        Args:
+            report: takes how a candidate compares, request by request.
+            recorder: is told of requests and passes.
+        Raises: see `Model` and `resolve`.
+        """
+        self.plan, self._report, self._recorder = plan, report, recorder
+        self._attempts: weakref.WeakKeyDictionary[Model, Attempt] = weakref.WeakKeyDictionary()
+        held, model = self._first()
+        self.slot = Slot(model, recorder)
+        holder = self._holder(MODEL, install=self._install, answered=self._answered)
+        aim = self._aim(plan.source)
+        former = self._former(held)
+        self._follower = Follower(holder, aim, held, model=model, former=former)
+        self._follower.start()
+        self._rival: Follower | None = None
+        self._compare_with(plan.candidate)
+
+    def change(self, plan: Plan) -> None:
+        """Go for another plan, and return at once: what answers goes on answering meanwhile."""
+        self.plan = plan
+        self._settle(self.slot.model)
+        if self.slot.challenger is not None:
+            self._settle(self.slot.challenger.slot.model)
+        self._follower.aim(self._aim(plan.source))
+        self._compare_with(plan.candidate)
+
+    async def check_health(self) -> None:
+        """Raises: what `Model.check_health` does. A candidate that fails is no reason to replace
+        the process, but one that hangs can be ended in no other way."""
+        await self.slot.model.check_health()
+        if self.slot.challenger is not None:
+            self.slot.challenger.slot.model.check_progress()
+
+    def close(self) -> None:
+        """Follow no more; models are closed once nobody uses them."""
+        self._compare_with(None)
+        self._follower.stop(wait=False)
+        self.slot.close()
+
+    def _settle(self, model: Model) -> None:
+        """Change what can be changed while it answers."""
+        model.limits, model.truncate = self.plan.limits, self.plan.truncate
+        model.max_ongoing_requests = self.plan.max_ongoing_requests
+        model.size_cache(self.plan.cache_mib)
+
+    def _aim(self, source: Source) -> Aim:
+        plan = self.plan
+        follow_s = plan.follow_s if plan.follows(source) else 0.0
+        return Aim(source=source, runtime=plan.runtime, follow_s=follow_s)
+
+    def _holder(self, what: str, **others: Any) -> ModelHolder:
+        return ModelHolder(
+            load=self._load,
+            set_loading=partial(self.slot.set_loading, what),
+            set_problem=partial(self.slot.set_problem, what),
+            **others,
+        )
+
+    def _first(self) -> tuple[Aim, Model]:
+        """What an alias means now, or else what last answered here, or else what it meant when it
+        was deployed."""
+        aim = self._aim(self.plan.source)
+        ways: tuple[Callable[[], Aim | None], ...] = (aim.resolved, aim.served)
+        for way in ways if aim.follow_s else ():
+            try:
+                version = way()
+                if version is not None:
+                    return version, self._load(version)
+            except Exception as error:  # the follower tries it again, and reports it
+                logger.error("%s: %s", aim.source.reference, reason_of(error))
+        return aim, self._load(aim)
+
+    def _former(self, held: Aim) -> Aim | None:
+        """What to go back to if the first version fails at its first requests."""
+        deployed = self._aim(self.plan.source)
+        if not deployed.follow_s or deployed.source.version is None:
+            return None
+        former = deployed.served() or deployed
+        return None if held.is_met_by(former) else former
+
+    def _install(self, model: Model) -> Model:
+        self._settle(model)
+        return self.slot.switch(model)
+
+    def _answered(self, aim: Aim, model: Model) -> None:
+        self._got_through(aim, model)
+        self._remember(aim, model)
+
+    def _got_through(self, aim: Aim, model: Model) -> None:
+        if (trying := self._attempts.pop(model, None)) is not None:
+            trying.close()
+
+    def _remember(self, aim: Aim, model: Model) -> None:
+        """Keep which version has answered, for processes that start without the registry."""
+        source, deployed = aim.source, self.plan.source
+        if not aim.follow_s or model.version is None or source.reference != deployed.reference:
+            return
+        version = Served(model.version, model.digest)
+        try:
+            remember_served(version, source.reference, deployed.digest, uri=deployed.tracking_uri)
+        except OSError as error:
+            logger.warning("%s: which version answers was not kept: %s", source.named, error)
+
+    def _load(self, aim: Aim) -> Model:
+        """The model, which has answered the task's examples.
+
+        Raises: see `Model` and `resolve`; ResourceError for a version that has ended a process.
+        """
+        with self._attempt(aim) as trying:
+            model = self._fetched(aim)
+        if trying is not None:
+            self._attempts[model] = trying
+            weakref.finalize(model, trying.close)
+        return model
+
+    @contextmanager
+    def _attempt(self, aim: Aim) -> Iterator[Attempt | None]:
+        """Inside, a version is loaded; `tracking.models.attempts` notes a new one meanwhile."""
+        with ExitStack() as entered:
+            trying, source = None, aim.source
+            if source.version is not None and self._is_new(source, source.version):
+                try:
+                    noting = attempt(source.reference, source.version, uri=source.tracking_uri)
+                    trying = entered.enter_context(noting)
+                except OSError as error:
+                    logger.warning("%s: that it is tried was not noted: %s", source.named, error)
+            yield trying
+
+    def _is_new(self, source: Source, version: str) -> bool:
+        """Whether a version has neither been loaded where it was deployed nor answered here."""
+        candidate = self.plan.candidate
+        deployed = [self.plan.source, *([] if candidate is None else [candidate.source])]
+        for each in deployed:
+            if each.reference == source.reference:
+                served = last_served(each.reference, each.digest, uri=each.tracking_uri)
+                if version in (each.version, None if served is None else served.version):
+                    return False
+        return True
+
+    def _fetched(self, aim: Aim) -> Model:
+        folder, version = aim.source.fetch()
+        with ExitStack() as failed:
+            failed.callback(release, folder)
+            model = self._loaded(aim, folder, version)
+            failed.pop_all()
+        weakref.finalize(model, release, folder)
+        return model
+
+    def _loaded(self, aim: Aim, folder: Path, version: str | None) -> Model:
+        model = Model(
+            self.plan.name,
+            folder,
+            limits=self.plan.limits,
+            truncate=self.plan.truncate,
+            max_ongoing_requests=self.plan.max_ongoing_requests,
+            cache_mib=self.plan.cache_mib,
+            digest=aim.source.digest,
+            version=version,
+            recorder=self._recorder,
+            **vars(aim.runtime),
+        )
+        task, labels = aim.source.task, aim.source.labels
+        if task not in (None, model.task.name):
+            raise FormatError(
+                f"wanted a model for {task}, as {self.plan.name} was deployed for, got one for "
+                f"{model.task.name}: deploy it under another name, or apply the change"
+            )
+        has_others = labels is not None and labels != tuple(model.task.labels)
+        if has_others and not self.plan.allow_other_labels:
+            raise FormatError(
+                f"wanted the labels that {self.plan.name} was deployed with, got others "
+                f"({difference(labels or (), model.task.labels)}), which clients may not know: "
+                "apply the config again, or set allow_other_labels"
+            )
+        return model
+
+    def _compare_with(self, candidate: Candidate | None) -> None:
+        if candidate is None:
+            self._drop_candidate()
+            return
+        challenger = self.slot.challenger
+        if challenger is not None:
+            challenger.share, challenger.mode = candidate.share, candidate.mode
+        aim = self._aim(candidate.source)
+        if self._rival is not None:
+            self._rival.aim(aim)
+            return
+        holder = self._holder(
+            CANDIDATE,
+            install=self._install_candidate,
+            clear=self._clear_candidate,
+            answered=self._got_through,
+        )
+        holder.set_loading(True)
+        self._rival = Follower(holder, aim)
+        self._rival.start()
+
+    def _install_candidate(self, model: Model) -> Model | None:
+        candidate, challenger = self.plan.candidate, self.slot.challenger
+        if candidate is None:
+            model.retire()
+        elif challenger is not None:
+            self._settle(model)
+            return challenger.slot.switch(model)
+        else:
+            self.slot.challenger = Challenger(
+                slot=Slot(model, self._recorder),
+                share=candidate.share,
+                mode=candidate.mode,
+                report=self._report,
+            )
+        return None
+
+    def _clear_candidate(self) -> None:
+        challenger, self.slot.challenger = self.slot.challenger, None
+        if challenger is not None:
+            challenger.slot.close()
+
+    def _drop_candidate(self) -> None:
+        rival, self._rival = self._rival, None
+        if rival is not None:
+            rival.stop(wait=False)
+        self._clear_candidate()
+        self.slot.set_problem(CANDIDATE, None)
+        self.slot.set_loading(CANDIDATE, False)

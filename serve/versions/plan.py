@@ -1,0 +1,225 @@
+"""What a process is to serve: which model, and how.
+
+A plan is data, so that Ray Serve can hold it as a deployment's `user_config` and hand a changed one
+to processes that run.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pydantic
+
+from bert_core import files
+from bert_core.bundle.layout import WEIGHTS, Execution
+from bert_core.errors import ConfigError
+from serve.config import ModelConfig, ServeConfig, models_of
+from serve.request.limits import Limits
+from tracking.models.references import (
+    at_version,
+    downloaded,
+    is_alias,
+    pinned,
+    registered_version,
+    resolve,
+)
+from tracking.store.server import tracking_uri
+
+if TYPE_CHECKING:
+    from bert_core.inference.predictor import Predictor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Which bundle to load."""
+
+    reference: str
+    """As the user gave it; a folder's is absolute, a hub model's has its commit."""
+    tracking_uri: str
+    """URI of its registry."""
+    version: str | None = None
+    """The version that the registry had when it was deployed; None elsewhere."""
+    digest: str | None = None
+    """What the bundle must have, so that all processes have the same weights; None takes any."""
+    task: str | None = None
+    """What the model must be for; None takes any."""
+    labels: tuple[str, ...] | None = None
+    """What it must answer with, unless the plan allows others; None takes any."""
+
+    @property
+    def named(self) -> str:
+        """The reference, with the version if that is known."""
+        if self.version is None:
+            return self.reference
+        return f"version {self.version} of {self.reference}"
+
+    def fetch(self) -> tuple[Path, str | None]:
+        """The bundle's folder on this machine, and its version in the registry, if it has one.
+
+        A version that is known by its digest and was downloaded before needs no registry.
+        Raises: see `resolve`.
+        """
+        if self.version is not None and self.digest is not None:
+            folder = downloaded(self.digest)
+            if folder is not None:
+                return folder, self.version
+        version = self.version or registered_version(self.reference, uri=self.tracking_uri)
+        reference = self.reference if version is None else at_version(self.reference, version)
+        return resolve(reference, uri=self.tracking_uri), version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """How a process computes: arguments of `serve.model.model.Model`."""
+
+    device: str = "cpu"
+    threads: int = 1
+    backend: str = "auto"
+    precision: str | None = None
+    prefer: Execution | None = None
+    """What `auto` takes in every process, as it was measured where the model was deployed."""
+    max_batch_tokens: int = 2048
+    max_wait_ms: float = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A second model that answers some of the requests."""
+
+    source: Source
+    share: float
+    mode: Literal["shadow", "split"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A model as a process is to serve it."""
+
+    name: str
+    source: Source
+    runtime: Runtime = field(default_factory=Runtime)
+    limits: Limits = field(default_factory=Limits)
+    truncate: bool = False
+    max_ongoing_requests: int = 256
+    cache_mib: int = 0
+    follow_s: float = 5.0
+    allow_other_labels: bool = False
+    candidate: Candidate | None = None
+
+    def follows(self, source: Source) -> bool:
+        """Whether another version may take the place of this one."""
+        return self.follow_s > 0 and is_alias(source.reference)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """The keys that a server asks for."""
+
+    path: str
+    """The file that they are in."""
+
+
+PLAN = pydantic.TypeAdapter(Plan)
+"""Plans from and to JSON."""
+ACCESS = pydantic.TypeAdapter(Access)
+LIMITS = pydantic.TypeAdapter(Limits)
+
+
+@dataclass(frozen=True)
+class Deployable:
+    """A model's plan, once the machine that deploys it has loaded the model."""
+
+    plan: Plan
+    example: Any
+    """An input, as in a request."""
+
+
+def find(
+    config: ServeConfig, loading: Callable[[str], object] = lambda name: None
+) -> dict[str, Deployable]:
+    """All models by name, each loaded once: Serve would retry a failing replica for minutes.
+
+    Args:
+        loading: is called before a model is loaded.
+    Raises: ConfigError for a reference that does not exist, or a graph that should run on a GPU;
+        FormatError for a bundle that is damaged or answers no task; also see `resolve`.
+    """
+    uri = tracking_uri(config.tracking_uri)
+    found = {}
+    for name, model in models_of(config).items():
+        loading(name)
+        found[name] = _find(uri, name, model)
+    return found
+
+
+def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
+    source, predictor = _load(uri, model, name, model.model)
+    candidate = None
+    if model.candidate is not None:
+        other, rival = _load(uri, model, f"{name}'s candidate", model.candidate.model)
+        if rival.task.name != predictor.task.name:
+            raise ConfigError(
+                f"models.{name}.candidate: wanted a model for {predictor.task.name}, got one for "
+                f"{rival.task.name}: compare models for the same task"
+            )
+        candidate = Candidate(source=other, share=model.candidate.share, mode=model.candidate.mode)
+    runtime = Runtime(
+        device="cuda" if model.num_gpus else "cpu",
+        threads=model.threads,
+        backend=model.backend,
+        precision=model.precision,
+        prefer=predictor.execution,
+        max_batch_tokens=model.max_batch_tokens,
+        max_wait_ms=model.max_wait_ms,
+    )
+    plan = Plan(
+        name=name,
+        source=source,
+        runtime=runtime,
+        limits=model.limits,
+        truncate=model.truncate,
+        max_ongoing_requests=model.max_ongoing_requests,
+        cache_mib=model.cache_mib,
+        follow_s=model.follow_s,
+        allow_other_labels=model.allow_other_labels,
+        candidate=candidate,
+    )
+    return Deployable(plan, predictor.examples[0])
+
+
+def _load(uri: str, model: ModelConfig, name: str, reference: str) -> tuple[Source, "Predictor"]:
+    from bert_core.inference.predictor import Predictor
+
+    # Every replica gets the commit of a hub's model that is found here.
+    source = Source(reference=_absolute(pinned(reference)), tracking_uri=uri)
+    folder, version = source.fetch()
+    predictor = Predictor(
+        folder,
+        # A GPU is perhaps not on this machine, and nothing but torch runs there.
+        device="cpu",
+        threads=None if model.num_gpus else model.threads,
+        backend=model.backend,
+        precision=model.precision,
+    )
+    graph = predictor.bundle.graph
+    if model.num_gpus and graph is not None:
+        raise ConfigError(
+            f"num_gpus: wanted 0 for {name}, since {folder / graph} runs on CPUs, got "
+            f"{model.num_gpus:g}: leave it out, or serve the bundle with {WEIGHTS} that it was "
+            "exported from"
+        )
+    task = predictor.task
+    found = replace(
+        source,
+        version=version,
+        digest=predictor.bundle.digest,
+        task=task.name,
+        labels=tuple(task.labels),
+    )
+    return found, predictor
+
+
+def _absolute(reference: str) -> str:
+    """A folder's absolute path, since replicas run elsewhere; any other reference as it is."""
+    return files.absolute(reference) if Path(reference).is_dir() else reference

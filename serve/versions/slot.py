@@ -1,0 +1,200 @@
+"""The place of a model, which another version may take, and the candidate that it is compared with.
+
+`split`: the candidate's answer is returned; which callers get it depends on a hash of who asks, so
+that a caller stays on one model. `shadow`: the model's answer is returned, the candidate answers
+the same inputs afterwards, and how far the two agree is reported (`serve.versions.comparison`).
+"""
+
+import asyncio
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from bert_core.tasks.base import Parameters
+from serve.model.answers import Answered
+from serve.model.card import CandidateCard, Card, State
+from serve.model.changes import change_between, told
+from serve.observe.records import NO_RECORDER, Recorder, Snapshot
+from serve.versions.comparison import Pairing, Report, Tally, compared
+
+if TYPE_CHECKING:
+    from serve.model.model import Model
+
+logger = logging.getLogger("ray.serve")
+
+CALLER = "x-caller"
+"""Header that says who asks, where there are no keys."""
+MAX_SHADOWS = 64
+"""Maximum shadow requests in progress; beyond them, requests are not shadowed."""
+
+
+@dataclass(frozen=True)
+class Current:
+    """The model that answers, and what the surfaces have prepared for it, by name."""
+
+    model: "Model"
+    prepared: dict[str, Any] = field(default_factory=dict)
+
+
+class Slot:
+    """The place of a model, which another version may take."""
+
+    def __init__(self, model: "Model", recorder: Recorder = NO_RECORDER) -> None:
+        """`recorder`: is told of requests, switches and the state."""
+        self.current = Current(model)
+        """Read once per request, so that one version answers all of it."""
+        self.problems: dict[str, str] = {}
+        """Why the model or its candidate is not what it should be."""
+        self.loading: set[str] = set()
+        """Which of them is about to be replaced."""
+        self.changed: str | None = None
+        """What clients must know of the last version that took over; None for nothing."""
+        self.challenger: Challenger | None = None
+        """What answers some of the requests."""
+        self.recorder = recorder
+        recorder.watch(self.snapshot)
+
+    @property
+    def model(self) -> "Model":
+        return self.current.model
+
+    @property
+    def problem(self) -> str | None:
+        """Why what answers is not what should; None if it is."""
+        return "; ".join(self.problems.values()) or None
+
+    def set_loading(self, what: str, is_loading: bool) -> None:
+        """Say that the model or its candidate is about to be replaced, or no more."""
+        (self.loading.add if is_loading else self.loading.discard)(what)
+
+    def set_problem(self, what: str, problem: str | None) -> None:
+        """Say what is wrong with the model or its candidate; None for nothing."""
+        if problem is None:
+            self.problems.pop(what, None)
+        else:
+            self.problems[what] = problem
+
+    def card(self) -> Card:
+        """The card of the model that answers, with what has become of its plan."""
+        state: State = "loading" if self.loading else "ready"
+        challenger = self.challenger
+        return replace(
+            self.model.card(),
+            state="problem" if self.problem else state,
+            problem=self.problem,
+            changed=self.changed,
+            candidate=None if challenger is None else challenger.card(),
+        )
+
+    def switch(self, model: "Model") -> "Model":
+        """Let another version answer from the next request on.
+
+        Returns: the one that answered until now, which is to be retired.
+        """
+        old, self.current = self.model, Current(model)
+        change = change_between(old, model)
+        self.changed = None if change is None else told(change, old, model)
+        if change is not None:
+            logger.warning("%s: %s", model.name, self.changed)
+        self.recorder.rolled_over(model.name, model.version_label, change)
+        return old
+
+    def close(self) -> None:
+        """The model is closed once nobody uses it."""
+        self.recorder.forget(self.snapshot)
+        self.model.retire()
+
+    def snapshot(self) -> Snapshot:
+        """What it is like at this moment."""
+        model = self.model
+        return Snapshot(
+            model=model.name,
+            version=model.version_label,
+            digest=model.digest,
+            queue_tokens=model.waiting_tokens,
+            max_queue_tokens=model.limits.max_queue_tokens,
+            has_problem=self.problem is not None,
+        )
+
+
+@dataclass(kw_only=True)
+class Challenger:
+    """A candidate in this process."""
+
+    slot: Slot
+    share: float
+    mode: Literal["shadow", "split"]
+    report: Report
+    """Takes the tally of one request."""
+    _running: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def card(self) -> CandidateCard:
+        model = self.slot.model
+        return CandidateCard(
+            version=model.version, digest=model.digest, mode=self.mode, share=self.share
+        )
+
+    def takes(self, caller: str | None) -> bool:
+        """Whether the candidate answers this caller: its key, or what it calls itself. Those who do
+        not say who they are get the model itself."""
+        if self.mode != "split" or caller is None:
+            return False
+        number = int.from_bytes(hashlib.sha256(caller.encode()).digest()[:8])
+        return number < self.share * 2**64
+
+    def shadow(
+        self,
+        model: "Model",
+        task: str | None,
+        inputs: Sequence[Any],
+        parameters: Parameters | None,
+        answered: Answered,
+    ) -> None:
+        """Ask the candidate too, some of the time, and report how it compares."""
+        if self.mode != "shadow" or len(self._running) >= MAX_SHADOWS:
+            return
+        if self.slot.model.digest == model.digest:  # it has become the model itself
+            return
+        if random.random() >= self.share:
+            return
+        work = self._compare(model, task, inputs, parameters, answered)
+        running = asyncio.get_running_loop().create_task(work)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+
+    async def _compare(
+        self,
+        model: "Model",
+        task: str | None,
+        inputs: Sequence[Any],
+        parameters: Parameters | None,
+        answered: Answered,
+    ) -> None:
+        rival = self.slot.model
+        tally = Tally(requests=1, latency_ms=answered.model_s * 1e3)
+        began_s = time.perf_counter()
+        try:
+            with rival.in_use():
+                other = await rival.answer(inputs, parameters, task)
+            tally.candidate_latency_ms = (time.perf_counter() - began_s) * 1e3
+            predictor = model.predictor if task is None else model.predictor_for(task)
+            tally.add(
+                await rival.off_loop(compared, predictor.task, answered.answers, other.answers)
+            )
+        except Exception as error:
+            if rival.is_retired:  # it was replaced meanwhile
+                return
+            tally = Tally(failed=1)
+            logger.warning("the candidate of %s failed: %s", model.name, type(error).__name__)
+        pairing = Pairing(
+            name=model.name,
+            version=model.version or "",
+            digest=model.digest,
+            candidate_version=rival.version or "",
+            candidate_digest=rival.digest,
+        )
+        self.report(pairing, tally)

@@ -1,0 +1,83 @@
+"""What the API's description says of errors and bodies; `test_schemas` holds the server to it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pydantic
+import pytest
+
+from serve.request.errors import (
+    ClosedError,
+    ForbiddenError,
+    MethodError,
+    RequestError,
+    UnauthorizedError,
+)
+from serve.surfaces.base import Surface
+from serve.surfaces.catalog import SURFACES
+
+UNSEEN = (ClosedError, UnauthorizedError, ForbiddenError, MethodError)
+"""Errors that a server without keys tells nobody who takes one of its paths and methods."""
+
+
+@pytest.fixture(scope="module")
+def paths(front: str) -> dict[str, Any]:
+    """What `/openapi.json` says of each path."""
+    text = httpx.get(f"{front}/openapi.json", timeout=30).text
+    assert "#/$defs" not in text  # which is nowhere in it
+    described: dict[str, Any] = json.loads(text)["paths"]
+    return described
+
+
+def kinds(of: type[RequestError] = RequestError) -> Iterator[type[RequestError]]:
+    yield of
+    for kind in of.__subclasses__():
+        yield from kinds(kind)
+
+
+@pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.name)
+def test_every_error_is_described_in_the_shape_of_its_surface(
+    surface: Surface, paths: dict[str, Any]
+) -> None:
+    shape: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(surface.error)
+    posts = [each for each in surface.endpoints if each.method == "POST"]
+    assert posts
+    for kind in kinds():
+        error = kind("wrong")
+        status, body = surface.refuse(error)
+        assert shape.dump_python(shape.validate_json(json.dumps(body))) == body
+        for endpoint in posts if kind not in UNSEEN else []:
+            described = paths[endpoint.path or "/"]["post"]["responses"][str(status)]
+            assert "application/json" in described["content"]
+            assert ("Retry-After" in described["headers"]) == (error.retry_after_s is not None)
+
+
+def test_a_method_that_a_path_does_not_have_is_told_those_that_it_has(front: str) -> None:
+    for method, path, allowed in (
+        ("GET", "/embed", "POST"),
+        ("PUT", "/", "GET, POST"),
+        ("OPTIONS", "/info", "GET"),
+        ("PUT", "/v1/models/text-classification", "GET, POST"),
+        ("DELETE", "/v1/models/text-classification/predict", "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("POST", "/openapi.json", "GET, HEAD"),
+    ):
+        response = httpx.request(method, f"{front}{path}", timeout=30)
+        assert (response.status_code, response.headers["Allow"]) == (405, allowed), path
+        assert f"wanted the method {allowed.replace(', ', ' or ')}" in response.text
+
+
+def test_values_that_depend_on_the_model_are_described_below_its_url(paths: dict[str, Any]) -> None:
+    def properties(path: str) -> dict[str, Any]:
+        content = paths[path]["post"]["requestBody"]["content"]["application/json"]
+        found: dict[str, Any] = content["schema"]["properties"]
+        return found
+
+    for path in ("/v1/models/feature-extraction/embed", "/v1/models/feature-extraction"):
+        assert properties(path)["dimensions"] == {"enum": [None, 32]}
+        assert properties(path)["prompt_name"] == {"enum": [None]}
+    assert properties("/embed")["dimensions"]["anyOf"][0] == {"minimum": 1, "type": "integer"}
+    classes = properties("/v1/models/text-classification")["parameters"]["properties"]
+    assert (classes["top_k"]["minimum"], classes["top_k"]["maximum"]) == (1, 100)

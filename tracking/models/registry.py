@@ -1,0 +1,433 @@
+"""Bundles in MLflow's model registry: versions, and which of them is the champion.
+
+Servers load `models:/<name>@champion`, which `tracking.models.references` finds. MLflow and torch
+are imported inside the functions that need them.
+"""
+
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+import pyarrow as pa
+
+from bert_core.checks import base_type
+from bert_core.errors import ConfigError, ResourceError
+from bert_core.metrics.bootstrap import Verdict
+from bert_core.wording import error_in_one_line
+from tracking.store.server import as_default, experiment_id
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema
+
+    from bert_core.inference.predictor import Predictor
+    from bert_core.tasks.base import Task
+
+CHAMPION = "champion"
+DIGEST_TAG = "raybert.bundle"
+PATH_TAG = "raybert.path"
+"""Path of the bundle inside MLflow's model: MLflow names it after the bundle's folder."""
+TASK_TAG = "raybert.task"
+METRIC_TAG = "metric."
+HUB_TAG = "raybert.hub"
+"""`owner/name@commit` of the same bundle on the Hugging Face hub."""
+CARD = "README.md"
+DESCRIPTION_CHARACTERS = 5000
+MODEL_CODE = Path(__file__).with_name("pyfunc.py")
+# Requirements for answering, besides raybert, which is on no package index.
+REQUIREMENTS = (
+    "jaxtyping",
+    "mlflow",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "safetensors",
+    "scikit-learn",
+    "tokenizers",
+    "torch",
+)
+_OUTPUT_TYPES = {
+    pa.string(): "string",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+}
+_SAFE_IN_URIS = re.compile(r"\w[\w.-]*", re.ASCII)
+_FORBIDDEN_IN_NAMES = re.compile(r"[/:@.%'\"`]")
+
+
+@dataclass(frozen=True)
+class Version:
+    """A registered version of a model."""
+
+    name: str
+    version: str
+    digest: str
+    """Digest of its bundle; empty if it was not registered by raybert."""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What `publish` did."""
+
+    version: Version
+    is_new: bool
+    """False if this bundle was already registered."""
+    is_champion: bool
+    """Whether the alias now points to this version."""
+    why: str
+    """A sentence for the user."""
+
+
+def check_name(name: str) -> None:
+    """Raises: ConfigError if a model cannot be registered under this name."""
+    if _FORBIDDEN_IN_NAMES.search(name) or not name.strip():
+        raise ConfigError(
+            f"name: wanted one without / : @ . % and quotes, such as docstrings-library, "
+            f"got {name!r}"
+        )
+
+
+def champion(name: str, *, uri: str) -> Version | None:
+    """The version that the alias points to; None if the model or alias does not exist yet."""
+    with as_default(uri) as client:
+        return _champion(client, name)
+
+
+def publish(
+    bundle: str | Path,
+    *,
+    name: str,
+    uri: str,
+    metrics: Mapping[str, float | int],
+    input_example: Sequence[Any],
+    experiment: str = "raybert",
+    run_id: str | None = None,
+    compared_with: Version | None = None,
+    verdict: Verdict | None = None,
+    not_compared: str = "",
+    force: bool = False,
+) -> Publication:
+    """Register a bundle, and make it the champion if it is not worse than the current one.
+
+    A bundle that is already registered gets no second version; the alias may move to it.
+
+    Args:
+        bundle: a local folder with a fine-tuned bundle.
+        metrics: shown with the version, and with the model of the run.
+        input_example: a few inputs as callers send them, which the bundle must answer before it is
+            registered; all texts, or all objects. Inputs that are too long are cut.
+        run_id: the MLflow run that publishes.
+        compared_with: the champion of the comparison; if another version has become the champion
+            since, that one stays.
+        verdict: comparison of this bundle with it, on rows that selected neither.
+        not_compared: a clause that says why there is no verdict.
+        force: move the alias regardless of the scores.
+    Raises: ConfigError for an invalid name; FormatError if the bundle is damaged or has no
+        task; ResourceError if MLflow does not answer, or its artifact store takes nothing.
+    """
+    check_name(name)
+    bundle = Path(bundle).absolute()
+    with as_default(uri) as client:
+        # Imported late because it imports torch.
+        from bert_core.inference.predictor import Predictor
+
+        predictor = Predictor(bundle, device="cpu")
+        version = _find_version(client, name, predictor.bundle.digest)
+        is_new = version is None
+        if version is None:
+            experiment = experiment_id(client, uri, experiment)
+            model_id = _log_model(
+                client, experiment, run_id, bundle, predictor, name, metrics, input_example
+            )
+            tags = {
+                DIGEST_TAG: predictor.bundle.digest,
+                PATH_TAG: f"artifacts/{_stored_name(bundle)}",
+                TASK_TAG: predictor.task.name,
+                **{f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in metrics.items()},
+            }
+            version = _register(client, name, model_id, run_id, tags)
+        # Only now: storing a bundle takes a while, and another process may publish meanwhile.
+        before = _champion(client, name)
+        is_champion, why = _decide(
+            version, before, compared_with, verdict, not_compared, force=force
+        )
+        if is_champion and before != version:
+            client.set_registered_model_alias(name, CHAMPION, version.version)
+    return Publication(version, is_new, is_champion, why)
+
+
+def describe(version: Version, card: str, text: str, *, uri: str) -> None:
+    """Give a version its model card: as README.md next to the bundle, and its text as description,
+    which is also the model's as long as that version is the champion.
+
+    Registries limit descriptions to 5,000 characters: longer ones are cut at the end of a line.
+    Raises: ResourceError if MLflow does not answer.
+    """
+    with as_default(uri) as client:
+        registered = client.get_model_version(version.name, version.version)
+        with tempfile.TemporaryDirectory() as scratch:
+            readme = Path(scratch) / CARD
+            readme.write_text(card, encoding="utf-8")
+            model_id = str(registered.source).removeprefix("models:/")
+            client.log_model_artifact(model_id, str(readme), registered.tags[PATH_TAG])
+        if len(text) > DESCRIPTION_CHARACTERS:
+            rest = f"\n\n… the rest is in {registered.tags[PATH_TAG]}/{CARD} of its files."
+            text = text[: DESCRIPTION_CHARACTERS - len(rest)].rpartition("\n")[0] + rest
+        client.update_model_version(version.name, version.version, description=text)
+        if _champion(client, version.name) == version:
+            client.update_registered_model(version.name, description=text)
+
+
+def note_upload(version: Version, reference: str, run_id: str | None, *, uri: str) -> None:
+    """Tag a version, and the run that published it, with where its bundle is on the hub."""
+    with as_default(uri) as client:
+        client.set_model_version_tag(version.name, version.version, HUB_TAG, reference)
+        if run_id is not None:
+            client.set_tag(run_id, HUB_TAG, reference)
+
+
+def _decide(
+    new: Version,
+    before: Version | None,
+    compared_with: Version | None,
+    verdict: Verdict | None,
+    not_compared: str,
+    *,
+    force: bool,
+) -> tuple[bool, str]:
+    """Whether the alias should point to `new`, and why."""
+    if before is None:
+        return True, f"version {new.version} is the champion: there was none before"
+    if before == new:
+        return True, f"version {new.version} is already the champion"
+    compared = "" if verdict is None else f", the difference is {verdict}"
+    if force:
+        return True, f"version {new.version} is the champion by force{compared}"
+    if compared_with is not None and compared_with != before:
+        return False, (
+            f"version {before.version} stays the champion: it became the champion while version "
+            f"{new.version} was compared with version {compared_with.version}; publish again, with "
+            "another output, to compare them"
+        )
+    if not_compared:
+        return False, (
+            f"version {before.version} stays the champion: {not_compared}; --force makes version "
+            f"{new.version} the champion anyway"
+        )
+    if verdict is None:
+        return False, (
+            f"version {before.version} stays the champion: nothing compares version {new.version} "
+            "with it; give rows that selected neither, or --force"
+        )
+    if verdict.not_worse:
+        return True, (
+            f"version {new.version} is the champion, not worse than version {before.version}"
+            f"{compared}"
+        )
+    return False, (
+        f"version {before.version} stays the champion, version {new.version} is worse{compared}; "
+        "--force makes it the champion anyway"
+    )
+
+
+def _version(entity: "ModelVersion") -> Version:
+    return Version(entity.name, str(entity.version), entity.tags.get(DIGEST_TAG, ""))
+
+
+def _champion(client: "MlflowClient", name: str) -> Version | None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        aliases = client.get_registered_model(name).aliases
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+    return (
+        _version(client.get_model_version(name, aliases[CHAMPION])) if CHAMPION in aliases else None
+    )
+
+
+def _find_version(client: "MlflowClient", name: str, digest: str) -> Version | None:
+    """The version with this bundle; None if there is none."""
+    query = f"name = '{name}' and tags.`{DIGEST_TAG}` = '{digest}'"
+    versions = client.search_model_versions(query, max_results=1)
+    return _version(versions[0]) if versions else None
+
+
+def _log_model(
+    client: "MlflowClient",
+    experiment: str,
+    run_id: str | None,
+    bundle: Path,
+    predictor: "Predictor",
+    name: str,
+    metrics: Mapping[str, float | int],
+    input_example: Sequence[Any],
+) -> str:
+    """Store the bundle as an MLflow model with signature, example and metrics. Returns its id."""
+    import mlflow
+    from mlflow.entities import LoggedModelOutput, Metric
+    from mlflow.exceptions import MlflowException
+    from mlflow.models import Model
+
+    signature = _signature(predictor, input_example)
+    logged = client.create_logged_model(
+        experiment, name, source_run_id=run_id, model_type=predictor.task.name
+    )
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            model = Path(scratch) / "model"
+            mlflow.pyfunc.save_model(
+                model,
+                mlflow_model=Model(run_id=run_id, model_id=logged.model_id),
+                python_model=str(MODEL_CODE),
+                artifacts={"bundle": str(_storable(bundle, Path(scratch)))},
+                signature=signature,
+                input_example=list(input_example),
+                pip_requirements=_requirements(predictor),
+            )
+            try:
+                client.log_model_artifacts(logged.model_id, str(model))
+            except Exception as error:  # every artifact store has its own classes
+                raise ResourceError(
+                    f"wanted MLflow to store {bundle} in {logged.artifact_location}, it does not "
+                    f"({error_in_one_line(error)}): see what `raybert doctor` says of the artifact "
+                    "store, then run the same command again"
+                ) from error
+        if run_id is not None:
+            now_ms = time.time_ns() // 1_000_000
+            values = [
+                Metric(key, value, now_ms, 0, model_id=logged.model_id)
+                for key, value in metrics.items()
+            ]
+            client.log_batch(run_id, metrics=values)
+            client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
+    except BaseException:
+        with suppress(MlflowException):  # of a server that is away, which is what to tell
+            client.finalize_logged_model(logged.model_id, "FAILED")
+        raise
+    client.finalize_logged_model(logged.model_id, "READY")
+    return logged.model_id
+
+
+def _stored_name(bundle: Path) -> str:
+    """What a bundle's folder is called inside MLflow's model, where it becomes part of URIs."""
+    return bundle.name if _SAFE_IN_URIS.fullmatch(bundle.name) else "bundle"
+
+
+def _storable(bundle: Path, scratch: Path) -> Path:
+    """The bundle, or a copy of its files in `scratch`: MLflow keeps the folder's name, and takes no
+    links out of a folder, as there are in the hub's cache."""
+    from bert_core.bundle.format import bundle_files
+
+    names, stored_name = bundle_files(bundle), _stored_name(bundle)
+    if bundle.name == stored_name and not any((bundle / name).is_symlink() for name in names):
+        return bundle
+    copy = scratch / stored_name
+    for name in names:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(bundle / name, copy / name)
+    return copy
+
+
+def _register(
+    client: "MlflowClient", name: str, model_id: str, run_id: str | None, tags: dict[str, str]
+) -> Version:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    source = f"models:/{model_id}"
+    return _version(client.create_model_version(name, source, run_id, tags, model_id=model_id))
+
+
+def _signature(predictor: "Predictor", input_example: Sequence[Any]) -> "ModelSignature":
+    """The signature: the task's inputs and parameters, and the columns of its best answer.
+
+    Raises: InputError if the bundle does not answer the example.
+    """
+    from mlflow.models import ModelSignature
+    from mlflow.types import ParamSchema, ParamSpec
+
+    task = predictor.task
+    predictor.predict(input_example, task.cutting())
+    defaults = task.parameters()
+    parameters = [
+        # All fields of a parameter class have defaults, so a caller may leave them out.
+        ParamSpec(field.name, *_parameter_type(field.type, getattr(defaults, field.name)))
+        for field in fields(defaults)
+    ]
+    return ModelSignature(
+        inputs=_input_schema(task, input_example),
+        outputs=_output_schema(task),
+        params=ParamSchema(parameters),
+    )
+
+
+def _input_schema(task: "Task", input_example: Sequence[Any]) -> "Schema":
+    """The columns of the example; for texts one unnamed column, so that a bare list is accepted.
+
+    That column accepts anything if text is only one form of input: a tagger takes words, too.
+    """
+    import pandas as pd
+    from mlflow.models import infer_signature
+    from mlflow.types import ColSpec, Schema
+    from mlflow.types.schema import AnyType
+
+    if not all(isinstance(value, str) for value in input_example):
+        return infer_signature(model_input=pd.DataFrame(list(input_example))).inputs
+    needs_text = any(one.default is MISSING for one in fields(task.inputs))
+    return Schema([ColSpec("string" if needs_text else AnyType())])
+
+
+def _output_schema(task: "Task") -> "Schema":
+    from mlflow.types import ColSpec, Schema
+
+    return Schema([ColSpec(_output_type(kind), name) for name, kind in task.cell_types.items()])
+
+
+def _output_type(kind: pa.DataType) -> Any:
+    """MLflow's type for a column of this type: `list<double>` → an array of doubles."""
+    from mlflow.types.schema import Array, Object, Property
+
+    if pa.types.is_list(kind):
+        return Array(_output_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        # Fields are optional: an entity has either a group or a tag.
+        return Object([Property(one.name, _output_type(one.type), required=False) for one in kind])
+    return _OUTPUT_TYPES[kind]
+
+
+def _parameter_type(annotation: Any, default: Any) -> tuple[str, Any, tuple[int] | None]:
+    """MLflow's name for a parameter's type, its default, and its shape if it is a list.
+
+    `int | None` → `long`.
+    """
+    annotation = base_type(annotation)
+    if get_origin(annotation) is list:
+        return "string", default, (-1,)
+    kinds = [
+        base_type(kind) for kind in get_args(annotation) or [annotation] if kind is not NoneType
+    ]
+    return {bool: "boolean", int: "long", float: "double"}.get(kinds[0], "string"), default, None
+
+
+def _requirements(predictor: "Predictor") -> list[str]:
+    names = sorted({*REQUIREMENTS, *predictor.backend.requirements})
+    # Without a local part such as `+cpu`, which no package index has.
+    return [f"{name}=={installed_version(name).partition('+')[0]}" for name in names]

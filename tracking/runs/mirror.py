@@ -1,0 +1,150 @@
+"""The record of a run next to an output that is not on this machine.
+
+What a stage records is written to a local folder first (`tracking.runs.spool`). A thread copies it
+to a folder at the output's URI, from which a process on any other host goes on.
+
+The copy belongs to whoever opened it last: `mlflow_run.json` counts the sessions, and a process
+that finds a later one there, or another run, writes nothing more.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from bert_core import files
+from bert_core.manifest import BUNDLE
+from tracking.runs.goodput import FILE as GOODPUT
+from tracking.runs.spool import METRICS, RUN, SENT, Run, parse_run, read_run
+
+logger = logging.getLogger(__name__)
+
+RECORD = "record"
+"""The folder in the output."""
+COPY_EVERY_S = 5.0
+LEAST_PAUSE = 20
+"""Least pause between two copies, in units of the time that the last one took."""
+FOR_PEOPLE = (".md", ".png", ".log")
+"""What else belongs to a record: cards, pictures, logs."""
+
+
+class Mirror(threading.Thread):
+    """Copies what has changed in a folder, until `finish` is called.
+
+    Storage that fails stops nothing: it is logged once, and what is missing is copied later.
+    """
+
+    def __init__(self, folder: Path, place: str, run: Run, superseded: Callable[[], None]) -> None:
+        """
+        Args:
+            run: as the folder was opened.
+            superseded: called once another process has the record.
+        """
+        super().__init__(name="record-mirror", daemon=True)
+        self._folder, self._place, self._run = folder, place, run
+        self._superseded = superseded
+        self._copied: dict[str, tuple[int, ...]] = {}
+        self._finishing, self._abandoned = threading.Event(), False
+        self._complained = False
+
+    def take(self) -> None:
+        """Copy all, from which on the copy is this process's. Raises: ResourceError."""
+        self._copy()
+
+    def run(self) -> None:
+        pause_s = COPY_EVERY_S
+        while not self._abandoned:
+            finishing = self._finishing.wait(pause_s)
+            began, pause_s = time.monotonic(), COPY_EVERY_S
+            try:
+                if not self._is_ours():
+                    self._superseded()
+                    return
+                self._copy()
+                pause_s = max(pause_s, LEAST_PAUSE * (time.monotonic() - began))
+            except Exception as error:
+                self._complain(error)
+            if finishing:
+                return
+
+    def finish(self, timeout_s: float) -> None:
+        """Copy what is left and end."""
+        self._finishing.set()
+        self.join(timeout_s)
+        if self.is_alive():
+            self._abandoned = True
+            self._complain(TimeoutError(f"it took longer than {timeout_s:g} s"))
+
+    def _is_ours(self) -> bool:
+        stored = read_copy(self._place)
+        return stored is not None and _identity(stored) == _identity(self._run)
+
+    def _copy(self) -> None:
+        for path in _record_of(self._folder):
+            name, stat = path.relative_to(self._folder).as_posix(), path.stat()
+            version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            if self._copied.get(name) != version and not self._abandoned:
+                files.write_bytes(files.join(self._place, quote(name)), path.read_bytes())
+                self._copied[name] = version
+
+    def _complain(self, error: Exception) -> None:
+        if not self._complained:
+            self._complained = True
+            logger.warning(
+                f"the record of the run cannot be copied to {self._place}: {error}; it is kept in "
+                f"{self._folder}, and copied as soon as that works"
+            )
+
+
+def read_copy(place: str) -> Run | None:
+    """Which run the copy belongs to; None if there is none. Raises: FormatError, ResourceError."""
+    path = files.join(place, RUN)
+    try:
+        return parse_run(files.read_bytes(path), path)
+    except FileNotFoundError:
+        return None
+
+
+def fetch_newer(folder: Path, place: str) -> None:
+    """Replace the record in a folder, which this process holds, unless it is as new as the copy.
+
+    A record of which there is no copy is of an earlier run: a run copies it before it begins.
+    Raises: FormatError, ResourceError.
+    """
+    stored, ours = read_copy(place), read_run(folder)
+    if ours == stored or (
+        stored is not None
+        and ours is not None
+        and ours.key == stored.key
+        and ours.session >= stored.session
+    ):
+        return
+    # `mlflow_run.json` goes first and comes last: until then, the record is not as new as the copy.
+    (folder / RUN).unlink(missing_ok=True)
+    (folder / SENT).unlink(missing_ok=True)
+    (folder / METRICS).write_bytes(b"")  # in place: the file is the folder's lock
+    if stored is None:
+        return
+    copies = {unquote(path[len(place) + 1 :]): path for path in files.find_files(place)}
+    (folder / METRICS).write_bytes(files.read_bytes(copies.pop(METRICS)))
+    run = copies.pop(RUN)
+    for name, path in [*copies.items(), (RUN, run)]:
+        files.write_bytes(str(folder / name), files.read_bytes(path))
+
+
+def _identity(run: Run) -> tuple[str, int]:
+    return run.key, run.session
+
+
+def _record_of(folder: Path) -> Iterator[Path]:
+    """The files of a record; the one that says which run it is comes last."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.suffix in FOR_PEOPLE and name.parts[0] != BUNDLE and path.is_file():
+            yield path
+    if (folder / GOODPUT).exists():
+        yield folder / GOODPUT
+    yield folder / METRICS
+    yield folder / RUN
