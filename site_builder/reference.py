@@ -201,7 +201,7 @@ def _http() -> Iterator[str]:
     yield "What a server answers at its root. Each model answers the paths of all surfaces below"
     yield "`/v1/models/<name>` as well, and has a description of its own at"
     yield "`/v1/models/<name>/openapi.json`, with the shapes of its task;"
-    yield "[Serving](../serving.md) has an example of every task.\n"
+    yield "[Serving](../serving/clients.md#every-task) has an example of every task.\n"
     of_surface = {
         endpoint.path or "/": surface.name for surface in SURFACES for endpoint in surface.endpoints
     }
@@ -251,7 +251,7 @@ def _errors() -> Iterator[str]:
     yield "`submit` and `jobs attach` exit as their job does.\n"
     yield "## Statuses of the server\n"
     yield "The message in the body says what was wrong. Some surfaces have other statuses, which"
-    yield "their clients read ([Serving](../serving.md#errors)).\n"
+    yield "their clients read ([Serving](../serving/clients.md#errors)).\n"
     yield table(["status", "type", "when", "what to do", "`Retry-After`, at least"], [*_statuses()])
 
 
@@ -351,8 +351,8 @@ def _metrics() -> Iterator[str]:
     yield "# Metrics\n"
     yield "## Prometheus, of the server\n"
     yield f"At `/metrics` of the server and at Ray's agents, after `ray_{metrics.PREFIX}_`;"
-    yield "counters end in `_total`. [Serving](../serving.md#metrics) says how to scrape them,"
-    yield "[Operations](../operations.md#alerts) has alerts.\n"
+    yield "counters end in `_total`. [Operate](../serving/operate.md#metrics) says how to scrape"
+    yield "them, [Operations](../operations.md#alerts) has alerts.\n"
     yield table(
         ["metric", "kind", "labels", "meaning"],
         [

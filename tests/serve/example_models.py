@@ -1,4 +1,4 @@
-"""Models for the examples of docs/serving.md: each learns a few lines, in seconds.
+"""Models for the examples of docs/serving/clients.md: each learns a few lines, in seconds.
 
     .venv/bin/python -m tests.serve.example_models FOLDER
 

@@ -32,7 +32,7 @@ SOUND_TOKENS = 40
 """Up to so many tokens version 3 answers."""
 DISK_BYTES = 16 << 20
 """Of the disk for downloads."""
-DOCUMENT = Path(__file__).parents[2] / "docs" / "serving.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "serving" / "operate.md"
 QUIET_S = 3.0
 """How long every answer must be right for service to count as full."""
 PER_REQUEST = 2

@@ -1,4 +1,4 @@
-"""The calls in docs/serving.md give the answers that stand there.
+"""The calls in docs/serving/clients.md give the answers that stand there.
 
 ```console fences are run by bash, a command per `$`; ```pycon fences by Python, all in one session.
 What they print is compared without regard to white space, and numbers with a tolerance, since
@@ -23,7 +23,7 @@ from pipelines.configure import parse
 from serve.config import ServeConfig
 from tests.serve import example_models, live
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "serving.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "serving" / "clients.md"
 SERVER = "http://127.0.0.1:8000"
 FENCE = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?|-?\d+e[+-]?\d+")

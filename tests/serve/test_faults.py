@@ -1,4 +1,5 @@
-"""Processes of a live server are killed under load: what `docs/serving.md` says of it is true."""
+"""Processes of a live server are killed under load, with the effects that
+`docs/serving/operate.md` states."""
 
 import json
 import os

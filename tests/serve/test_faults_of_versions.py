@@ -1,7 +1,7 @@
 """Faults of versions, disks and memory against a live server under load: the registry is away, the
 disk is full, a version fails once it has taken over, memory is short. Never a wrong answer, no
-failure beyond what was in progress, and full service again within the time that docs/serving.md
-states."""
+failure beyond what was in progress, and full service again within the time that
+docs/serving/operate.md states."""
 
 import json
 import os
@@ -46,7 +46,7 @@ LONG = [f"{text} {'sort the values of an array ' * 8}" for text in SHORT]
 """Longer than every example of the task."""
 CLIENTS, WITHIN = 4, 1e-5
 
-# What docs/serving.md states.
+# What docs/serving/operate.md states.
 TOLD_S, ROLLOVER_S, FALLBACK_S, REPLACED_S, DISK_S = 45.0, 30.0, 15.0, 60.0, 60.0
 
 

@@ -1,4 +1,4 @@
-"""A node of a cluster that serves is lost: what `docs/serving.md` says of it is true."""
+"""A node of a cluster that serves is lost: what `docs/serving/operate.md` says of it is true."""
 
 import os
 import subprocess

@@ -163,11 +163,11 @@ def test_a_key_that_there_is_not_is_told_those_of_its_own_object(front: str) -> 
         assert message in json.dumps(response.json()).replace('\\"', '"')
 
 
-# -- the table of clients in docs/serving.md -------------------------------------------------------
+# The table of clients in docs/serving/clients.md.
 
 TABLE = re.findall(
     r"^\| (.+) \| (.+) \| `(\w+)\.py` \|$",
-    (Path(__file__).parents[3] / "docs" / "serving.md").read_text(),
+    (Path(__file__).parents[3] / "docs" / "serving" / "clients.md").read_text(),
     re.MULTILINE,
 )
 
