@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 
 from bert_core import files, storage
 from bert_core.errors import ConfigError
+from bert_core.schemes import SCHEMES
 
 
 def create(path: str, data: bytes) -> str | None:
@@ -72,7 +73,7 @@ def _locked(path: str) -> Iterator[tuple[str, str]]:
     if local is None:
         raise ConfigError(
             f"{path}: wanted a local path, or storage with conditional writes "
-            f"({', '.join(storage.SCHEMES)}): give another path"
+            f"({', '.join(SCHEMES)}): give another path"
         )
     part = f"{local}.{uuid.uuid4().hex[:8]}.part"
     with files.writing_to_disk(path, part):

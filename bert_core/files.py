@@ -35,6 +35,7 @@ from bert_core.compression import (
 )
 from bert_core.containment import check_name
 from bert_core.errors import ConfigError, CorpusError, RaybertError, ResourceError
+from bert_core.schemes import SCHEMES
 from bert_core.wording import closest
 
 CHUNK_BYTES = 1 << 20
@@ -88,10 +89,10 @@ def _openable(path: str) -> Iterator[None]:
             raise
         shown = _SECRET.sub("//…@", path)
         raise ConfigError(
-            f"{shown}: wanted a path, or a URI that obstore opens (s3, gs, az, abfs), pyarrow "
-            "(file, hdfs) or fsspec (http, https, hf, ftp, sftp, …), with spaces written as %20, "
-            f"got one that none can open ({error}): correct it, install the package that it "
-            "needs, or copy the files to a place that can be opened"
+            f"{shown}: wanted a path, or a URI that obstore opens "
+            f"({', '.join(SCHEMES)}), pyarrow (file, hdfs) or fsspec (http, https, hf, ftp, sftp, "
+            f"…), with spaces written as %20, got one that none can open ({error}): correct it, "
+            "install the package that it needs, or copy the files to a place that can be opened"
         ) from error
 
 

@@ -7,14 +7,16 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from bert_core.schemes import SCHEMES
+
 SHOWN_CHARACTERS = 80
 
-# Before the @ of Azure's URIs is a container, and credentials cannot be (`bert_core.storage`).
-_AZURE = r"(?<!\baz://)(?<!\babfs://)(?<!\babfss://)"
+# Where a URI may name an account, a container is before its @, and credentials cannot be.
+_NO_ACCOUNT = "".join(rf"(?<!\b{name}://)" for name, it in SCHEMES.items() if it.names_account)
 # NOTE: not by urlsplit: databases and buckets take a password with / ? # @ in it. Digits and a
 # slash after the colon are a port and a path.
 _CREDENTIALS = re.compile(
-    rf"{_AZURE}(?<=://)(?!\[)[^/:@\s\"]*(?::(?!\d{{1,5}}/)[^@\s\"]*)?@(?:[^/@\s\"]*@)*",
+    rf"{_NO_ACCOUNT}(?<=://)(?!\[)[^/:@\s\"]*(?::(?!\d{{1,5}}/)[^@\s\"]*)?@(?:[^/@\s\"]*@)*",
     re.IGNORECASE,
 )
 # Not what follows an address in a sentence, nor a place in a page, which is sent to nobody.

@@ -6,6 +6,6 @@ requests. It is imported when the first bucket is opened: local files do without
 
 from bert_core.storage.bucket import Bucket, give_up_after, open_bucket
 from bert_core.storage.filesystem import filesystem
-from bert_core.storage.location import IN_A_URI, SCHEMES, opens
+from bert_core.storage.location import IN_A_URI, opens
 
-__all__ = ["IN_A_URI", "SCHEMES", "Bucket", "filesystem", "give_up_after", "open_bucket", "opens"]
+__all__ = ["IN_A_URI", "Bucket", "filesystem", "give_up_after", "open_bucket", "opens"]

@@ -60,8 +60,8 @@ def _bucket(location: Location, variables: tuple[tuple[str, str], ...], pid: int
         import obstore  # noqa: F401  # here: local files need none of it
     except ImportError as error:
         raise ConfigError(
-            f"{location.scheme}://{location.bucket}: wanted the package obstore: install it with "
-            "`pip install obstore`, or give a local path"
+            f"{location.scheme.name}://{location.bucket}: wanted the package obstore: install it "
+            "with `pip install obstore`, or give a local path"
         ) from error
     return Bucket(location, dict(variables))
 
@@ -103,7 +103,7 @@ class Bucket:
         """The URI of an object."""
         account = f"@{self._location.account}" if self._location.account else ""
         name = quote(key, safe=IN_A_URI)
-        return f"{self._location.scheme}://{self._location.bucket}{account}/{name}"
+        return f"{self._location.scheme.name}://{self._location.bucket}{account}/{name}"
 
     # ------------------------------------------------------------------ reading
 
@@ -196,8 +196,7 @@ class Bucket:
         return self._retried(key, "read", request)
 
     def _tag_of(self, meta: Any) -> str:
-        # Google replaces by generation, the others by ETag.
-        return str(meta["version" if self._location.scheme == "gs" else "e_tag"])
+        return str(meta[self._location.scheme.version])
 
     # ------------------------------------------------------------------ listing
 
@@ -275,8 +274,7 @@ class Bucket:
 
     def replace_if(self, key: str, data: bytes, tag: str) -> str | None:
         """Write an object whose version is `tag`: the new version, or None if it is not."""
-        by = "version" if self._location.scheme == "gs" else "e_tag"
-        return self._write_if(key, data, {by: tag})
+        return self._write_if(key, data, {self._location.scheme.version: tag})
 
     def _write_if(self, key: str, data: bytes, mode: Any) -> str | None:
         import obstore
@@ -328,7 +326,7 @@ class Bucket:
         """
         import obstore
 
-        if self._location.scheme != "s3":
+        if not self._location.scheme.is_s3:
             return  # Azure drops them after a week; on Google a lifecycle rule does
         address = self._store.config["endpoint"]
         with suppress(RaybertError, obstore.exceptions.BaseError, OSError, ET.ParseError):

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bert_core.errors import ConfigError
+from bert_core.schemes import SCHEMES, Scheme
 
 PREFIX = "RAYBERT_STORAGE_"
 # What obstore and its sources of credentials read, besides ours.
-_PREFIXES = (PREFIX, "AWS_", "GOOGLE_", "AZURE_")
+_PREFIXES = (PREFIX, *{scheme.variables for scheme in SCHEMES.values()})
 _YES, _NO = ("1", "true", "yes"), ("", "0", "false", "no")
 _STYLES = ("path", "virtual")
 
@@ -38,12 +39,12 @@ class StorageConfig:
     """How long a request that fails is repeated."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, str], scheme: str = "s3") -> "StorageConfig":
-        """Those of `scheme`: `s3`, `gs` or `az`; the variables of Amazon's programs are for `s3`.
+    def of(cls, environment: Mapping[str, str], scheme: Scheme = SCHEMES["s3"]) -> "StorageConfig":
+        """The settings for stores of a scheme; the variables of Amazon's programs are for S3.
 
         Raises: ConfigError naming the variable that has a wrong value.
         """
-        if scheme != "s3":
+        if not scheme.is_s3:
             environment = {k: v for k, v in environment.items() if not k.startswith("AWS_")}
         style = _get(environment, "STYLE")
         if style not in (None, *_STYLES):

@@ -38,11 +38,6 @@ _CREDENTIALS = (
     "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken",
     "AuthenticationFailed",  # on Azure
 )  # fmt: skip
-_VARIABLES = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN), or AWS_PROFILE",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-}
 # An address that is none, a certificate that is not trusted, a server without ranges.
 _FINAL = ("kind: Builder", "certificate", "non-partial response")
 # obstore's errors about a request itself, not about an answer.
@@ -172,9 +167,9 @@ def given_up(path: str, verb: str) -> ResourceError:
 
 
 def _way_out(location: Location, config: StorageConfig, failure: Failure, verb: str) -> str:
-    where = config.endpoint or {"s3": "Amazon S3", "gs": "Google", "az": "Azure"}[location.scheme]
-    address = f"{'AWS_ENDPOINT_URL or ' if location.scheme == 's3' else ''}{PREFIX}ENDPOINT"
-    credentials = _VARIABLES[location.scheme]
+    where = config.endpoint or location.scheme.server
+    address = f"{'AWS_ENDPOINT_URL or ' if location.scheme.is_s3 else ''}{PREFIX}ENDPOINT"
+    credentials = location.scheme.credentials
     if failure.lacks_credentials:
         return (
             f"set {credentials}, run on a machine with a role, or set {PREFIX}ANONYMOUS=true for a "

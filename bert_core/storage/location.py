@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-SCHEMES = ("s3", "gs", "gcs", "az", "abfs", "abfss")
+from bert_core.schemes import SCHEMES, Scheme
+
 _URI = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<host>[^/\s]+)(?:/(?P<key>\S*))?", re.IGNORECASE)
 IN_A_URI = "/!$&'()*+,;=:@"  # allowed in a path without an escape (RFC 3986)
-_AZURE = ("az", "abfs", "abfss")
 
 
 def opens(path: str) -> bool:
@@ -20,14 +20,13 @@ def opens(path: str) -> bool:
 class Location:
     """An object, or all objects whose key begins with `key` and a slash."""
 
-    scheme: str
-    """`s3`, `gs` or `az`, whichever of its spellings the URI has."""
+    scheme: Scheme
     bucket: str
     """A container on Azure."""
     key: str
     """Empty for the bucket itself."""
     account: str | None = None
-    """Of Azure, if the URI names it."""
+    """The account on Azure, if the URI names it."""
 
     @classmethod
     def of(cls, path: str) -> "Location":
@@ -35,16 +34,16 @@ class Location:
         match = _URI.fullmatch(path)
         if match is None:
             raise ValueError("wanted scheme://bucket/key")
-        scheme, host, key = match["scheme"].lower(), match["host"], match["key"] or ""
+        scheme, host, key = SCHEMES[match["scheme"].lower()], match["host"], match["key"] or ""
         if "?" in key:
             raise ValueError(
                 "options stand in environment variables, not in the URI (docs/storage.md); a "
                 "question mark in a name is written %3F"
             )
         key = unquote(key).strip("/")
-        if scheme in _AZURE:
+        if scheme.names_account:
             container, at, server = host.partition("@")
-            return cls("az", container, key, server.partition(".")[0] if at else None)
+            return cls(scheme, container, key, server.partition(".")[0] if at else None)
         if "@" in host:
             raise ValueError("credentials stand in environment variables, not in the URI")
-        return cls("gs" if scheme == "gcs" else scheme, host, key)
+        return cls(scheme, host, key)

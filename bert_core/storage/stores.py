@@ -49,15 +49,15 @@ def store_of(
     import obstore.store
 
     piece_s = config.timeout_s + PIECE_BYTES / _LEAST_BYTES_PER_S
-    client: dict[str, Any] = {
+    connection: dict[str, Any] = {
         "allow_http": (config.endpoint or "").startswith("http://"),
         "connect_timeout": timedelta(seconds=config.connect_timeout_s),
         "timeout": timedelta(seconds=piece_s),
     }
     if not sends:  # NOTE: it counts the time that a body takes to go out, too
-        client["read_timeout"] = timedelta(seconds=config.timeout_s)
+        connection["read_timeout"] = timedelta(seconds=config.timeout_s)
     options: dict[str, Any] = {
-        "client_options": client,
+        "client_options": connection,
         "retry_config": {
             "max_retries": 1000 if retries else 0,
             "retry_timeout": timedelta(seconds=config.retry_s if retries else 0),
@@ -66,21 +66,18 @@ def store_of(
     }
     if config.anonymous:
         options["skip_signature"] = True
-    if location.scheme == "gs":
+    client_of = getattr(obstore.store, location.scheme.client)
+    if not location.scheme.is_s3:
         if config.endpoint:
-            options["base_url"] = config.endpoint
-        return obstore.store.GCSStore(location.bucket, **options)
-    if location.scheme == "az":
-        if config.endpoint:
-            options["endpoint"] = config.endpoint
+            options[location.scheme.endpoint_option] = config.endpoint
         if location.account:
             options["account_name"] = location.account
-        return obstore.store.AzureStore(location.bucket, **options)
+        return client_of(location.bucket, **options)
     profile = None if config.anonymous else _Profile.of(environment)
     region = config.region or (profile and profile.region) or _region_of(location, config)
     if profile is not None:
         options["credential_provider"] = profile.provider(environment)
-    return obstore.store.S3Store(
+    return client_of(
         location.bucket,
         region=region,
         virtual_hosted_style_request=True,  # the address names the bucket

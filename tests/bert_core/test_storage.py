@@ -26,6 +26,7 @@ from pyarrow.fs import copy_files
 
 from bert_core import conditional, files, storage
 from bert_core.errors import ConfigError, ResourceError
+from bert_core.schemes import SCHEMES
 from bert_core.storage.bucket import FIRST_CONTACT_S
 from bert_core.storage.config import StorageConfig
 from bert_core.storage.location import Location
@@ -40,6 +41,7 @@ from tests.fault_proxy import (
     xml_error,
 )
 
+S3, GOOGLE, AZURE = SCHEMES["s3"], SCHEMES["gs"], SCHEMES["az"]
 LARGE = np.random.default_rng(0).bytes(2 * PIECE_BYTES + 12_345)
 
 
@@ -468,7 +470,7 @@ def test_settings_come_from_the_usual_variables_and_ours_come_first() -> None:
         "AWS_ENDPOINT_URL": "http://a", "AWS_DEFAULT_REGION": "b", "AWS_SKIP_SIGNATURE": "true",
     }  # fmt: skip
     assert StorageConfig.of(usual) == StorageConfig(endpoint="http://a", region="b", anonymous=True)
-    assert StorageConfig.of(usual, "az") == StorageConfig.of(usual, "gs") == StorageConfig()
+    assert StorageConfig.of(usual, AZURE) == StorageConfig.of(usual, GOOGLE) == StorageConfig()
     ours = {
         "RAYBERT_STORAGE_ENDPOINT": "http://c", "RAYBERT_STORAGE_REGION": "d",
         "RAYBERT_STORAGE_ANONYMOUS": "no", "RAYBERT_STORAGE_STYLE": "virtual",
@@ -504,11 +506,26 @@ def test_where_the_bucket_stands_in_an_address() -> None:
         assert bucket_address(bucket, config, "eu-west-1") == address
 
 
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:1/server"])
+def test_every_scheme_opens_a_client_and_is_named_in_errors(
+    name: str, endpoint: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "library")
+    monkeypatch.setenv("RAYBERT_STORAGE_REGION", "us-east-1")  # asks nobody
+    if endpoint:
+        monkeypatch.setenv("RAYBERT_STORAGE_ENDPOINT", endpoint)
+    bucket, key = storage.open_bucket(f"{name}://books/a%20b")
+    assert (bucket.path(key), key) == (f"{SCHEMES[name].name}://books/a%20b", "a b")
+    with pytest.raises(ConfigError, match=rf"obstore opens \(.*\b{name}\b.*\), pyarrow"):
+        files.filesystem_of("nothing://books/a")
+
+
 def test_a_uri_names_a_bucket_and_a_key() -> None:
-    assert Location.of("S3://a/b%20c/d/") == Location("s3", "a", "b c/d")
-    assert Location.of("gcs://a") == Location("gs", "a", "")
-    assert Location.of("az://a/b") == Location("az", "a", "b")
-    assert Location.of("abfss://a@b.dfs.core.windows.net/c") == Location("az", "a", "c", "b")
+    assert Location.of("S3://a/b%20c/d/") == Location(S3, "a", "b c/d")
+    assert Location.of("gcs://a") == Location(GOOGLE, "a", "")
+    assert Location.of("az://a/b") == Location(AZURE, "a", "b")
+    assert Location.of("abfss://a@b.dfs.core.windows.net/c") == Location(AZURE, "a", "c", "b")
     for path in ("s3://", "s3:///a", "s3://a b", "s3://k@a/b", "s3://a/b?region=c"):
         with pytest.raises(ValueError, match=r"wanted scheme|environment variables"):
             Location.of(path)

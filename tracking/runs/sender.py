@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from bert_core.schemes import SCHEMES
 from tracking.runs.spool import Note, NoteKind, Spool
 from tracking.store.server import connect, experiment_id, require_answer
 
@@ -28,15 +29,7 @@ BATCH_METRICS = 1000
 BATCH_PARAMS = 100
 FILES: tuple[NoteKind, ...] = ("artifact", "json")
 """Notes that go to the artifact store."""
-# Scheme → MLflow's source type; any other source is sent as plain text.
-_SOURCE_TYPES = {
-    "": "local",
-    "file": "local",
-    "s3": "s3",
-    "gs": "gs",
-    "hdfs": "hdfs",
-    "abfss": "abfss",
-}
+_LOCAL = ("", "file")
 
 
 class Sender(threading.Thread):
@@ -223,12 +216,23 @@ def _send_inputs(client: "MlflowClient", run_id: str, inputs: list[dict[str, str
 
     datasets = []
     for data in inputs:
-        kind = _SOURCE_TYPES.get(urlsplit(data["source"]).scheme, "code")
+        kind = _source_type(data["source"])
         # The JSON that MLflow's source classes read back: mlflow/data/*_source*.py.
         source = {"tags": {"source": data["source"]}} if kind == "code" else {"uri": data["source"]}
         dataset = Dataset(data["name"], data["digest"], kind, json.dumps(source))
         datasets.append(DatasetInput(dataset, [InputTag("mlflow.data.context", data["context"])]))
     client.log_inputs(run_id, datasets)
+
+
+def _source_type(source: str) -> str:
+    """MLflow's name for a source of data; `code`, which is plain text, if it knows none."""
+    from mlflow.data.dataset_source_registry import get_registered_sources
+
+    scheme = urlsplit(source).scheme
+    if scheme in _LOCAL:
+        return "local"
+    types = {known._get_source_type() for known in get_registered_sources()}
+    return scheme if scheme in types and scheme in (*SCHEMES, "hdfs") else "code"
 
 
 def _send_artifact(client: "MlflowClient", run_id: str, value: list[str | None]) -> None:
