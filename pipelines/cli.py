@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(_help())
         return
     if arguments == ["--version"]:
-        from pipelines.runtime.stage import code_version
+        from pipelines.runtime.code_version import code_version
 
         print(f"raybert {code_version()}")
         return

@@ -185,7 +185,7 @@ def parser_for(word: str) -> "ArgumentParser":
 
 def _in_order(parser: "ArgumentParser", kind: Any) -> None:
     """Sort a stage's help: required fields first, operational fields last."""
-    from pipelines.runtime.stage import operational_fields  # keeps `raybert --help` instant
+    from pipelines.runtime.stage_config import operational_fields  # keeps `raybert --help` instant
 
     operational = operational_fields(kind) - {"output"}
     last = parser.add_argument_group("how it runs; none of this changes the output")

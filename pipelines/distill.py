@@ -20,8 +20,10 @@ from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from bert_core.wording import one_of
 from pipelines.corpus.labelled import labelled_input, usual_columns
+from pipelines.runtime.inputs import bundle_input, input_digest
 from pipelines.runtime.progress import counted, say
-from pipelines.runtime.stage import INPUT, Result, bundle_input, input_digest, run_stage
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import INPUT
 from pipelines.training.config import LabelledTrainingConfig, check_variant
 from pipelines.training.driver import finished, fit, write_bundle
 from pipelines.training.labelled_sets import (

@@ -28,15 +28,11 @@ from pipelines.corpus.labelled import (
     rows_of,
     usual_columns,
 )
+from pipelines.runtime.inputs import bundle_input
+from pipelines.runtime.outputs import local_outputs
 from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, print_remarks, say
-from pipelines.runtime.stage import (
-    INPUT,
-    Result,
-    StageConfig,
-    bundle_input,
-    local_outputs,
-    run_stage,
-)
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import INPUT, StageConfig
 from pipelines.training.selection import metric_in_full
 from tracking.runs.metric_names import TOKENS_PER_S
 from tracking.runs.story import figure

@@ -24,16 +24,11 @@ from pipelines.corpus.labelled import (
     rows_of,
     usual_columns,
 )
+from pipelines.runtime.inputs import bundle_input
+from pipelines.runtime.outputs import bundle_outputs, recipe
 from pipelines.runtime.progress import SEEN, meter, say
-from pipelines.runtime.stage import (
-    INPUT,
-    Result,
-    StageConfig,
-    bundle_input,
-    bundle_outputs,
-    recipe,
-    run_stage,
-)
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import INPUT, StageConfig
 from tracking.models.hub import origin
 from tracking.runs.recorder import DatasetInput
 

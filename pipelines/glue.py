@@ -17,15 +17,10 @@ from bert_core.manifest import Manifest, Output, read_manifest
 from bert_core.metrics.glue import SCORED_TASKS, SETS, submission_lines, task_scores
 from pipelines.answering.predictors import predict_rows, predictor_of
 from pipelines.corpus.labelled import LabelledConfig, read_unlabelled
+from pipelines.runtime.inputs import bundle_input, input_digest
 from pipelines.runtime.progress import counted, say
-from pipelines.runtime.stage import (
-    INPUT,
-    Result,
-    StageConfig,
-    bundle_input,
-    input_digest,
-    run_stage,
-)
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import INPUT, StageConfig
 from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:

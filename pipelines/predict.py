@@ -41,8 +41,10 @@ from pipelines.answering.predictors import (
 from pipelines.corpus.digest import ordered_corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
+from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.progress import CUT, counted, say
-from pipelines.runtime.stage import INPUT, Result, bundle_input, run_stage
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import INPUT
 from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:

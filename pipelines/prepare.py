@@ -65,15 +65,10 @@ from pipelines.corpus.screen import (
 )
 from pipelines.corpus.sources import Corpus, corpus_size_bytes, list_corpus
 from pipelines.runtime.distribute import run_tasks
+from pipelines.runtime.inputs import tokenizer_input
 from pipelines.runtime.progress import counted, meter, say
-from pipelines.runtime.stage import (
-    INPUT,
-    REMARK,
-    Result,
-    StageConfig,
-    run_stage,
-    tokenizer_input,
-)
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import INPUT, REMARK, StageConfig
 from tracking.models.references import load_tokenizer
 
 ByteSize = Annotated[int, Range(least=1024)]

@@ -26,16 +26,10 @@ from bert_core.model.config import EncoderConfig
 from bert_core.model.variants import VARIANTS
 from bert_core.tasks.digests import NO_ROWS
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
+from pipelines.runtime.inputs import bundle_input, input_digest, tokenizer_input
 from pipelines.runtime.progress import say
-from pipelines.runtime.stage import (
-    INPUT,
-    REMARK,
-    Result,
-    bundle_input,
-    input_digest,
-    run_stage,
-    tokenizer_input,
-)
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import INPUT, REMARK
 from pipelines.training.config import TrainingConfig, check_variant
 from pipelines.training.driver import finished, fit, write_bundle
 from pipelines.training.objectives import check_names, objectives_of

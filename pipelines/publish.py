@@ -15,16 +15,11 @@ from bert_core.metrics.bootstrap import Verdict, not_worse
 from pipelines.answering.predictors import ANSWER, options_text, predict_rows, predictor_of
 from pipelines.evaluate import CLASSES, PREDICTIONS
 from pipelines.runtime.description import link_model_card, published_page
+from pipelines.runtime.inputs import bundle_input, input_digest
+from pipelines.runtime.outputs import local_outputs
 from pipelines.runtime.progress import say
-from pipelines.runtime.stage import (
-    INPUT,
-    Result,
-    StageConfig,
-    bundle_input,
-    input_digest,
-    local_outputs,
-    run_stage,
-)
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import INPUT, StageConfig
 from tracking.models.registry import check_name
 from tracking.models.upload import check_id, check_token, upload
 from tracking.runs.recorder import DatasetInput

@@ -25,8 +25,10 @@ from bert_core.manifest import Manifest, Output, read_manifest
 from pipelines.answering.parts import ROWS
 from pipelines.corpus.readers import parquet
 from pipelines.runtime.distribute import run_tasks
+from pipelines.runtime.inputs import input_digest
 from pipelines.runtime.progress import counted, meter, say
-from pipelines.runtime.stage import INPUT, Result, StageConfig, input_digest, run_stage
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import INPUT, StageConfig
 from tracking.runs.recorder import DatasetInput
 
 VECTOR = "vector"

@@ -23,13 +23,8 @@ from pipelines.finetune import FinetuneConfig
 from pipelines.runtime import cluster
 from pipelines.runtime.description import TRIAL_FOLDERS
 from pipelines.runtime.progress import say
-from pipelines.runtime.stage import (
-    REMARK,
-    Result,
-    StageConfig,
-    run_stage,
-    with_absolute_paths,
-)
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import REMARK, StageConfig, with_absolute_paths
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.labelled_sets import inputs_of, read_sets
 from pipelines.training.selection import Measurement

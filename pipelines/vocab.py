@@ -20,7 +20,8 @@ from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, corpus_size_bytes, list_corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import counted, meter, say
-from pipelines.runtime.stage import REMARK, Result, StageConfig, run_stage
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import REMARK, StageConfig
 from tracking.models.references import load_tokenizer
 from tracking.runs.metric_names import WORDS_PER_S
 

@@ -33,7 +33,7 @@ from pipelines.corpus.readers.parquet import read_row_groups
 from pipelines.corpus.sources import Corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import CUT, meter, print_remarks, say
-from pipelines.runtime.stage import INPUT, StageConfig
+from pipelines.runtime.stage_config import INPUT, StageConfig
 from tracking.runs.metric_names import TOKENS_PER_S
 
 if TYPE_CHECKING:

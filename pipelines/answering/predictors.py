@@ -14,7 +14,7 @@ from bert_core.tasks.shapes import Row
 from pipelines.corpus.labelled import rows_after
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter
-from pipelines.runtime.stage import StageConfig
+from pipelines.runtime.stage_config import StageConfig
 from tracking.models.hub import on_this_machine
 
 if TYPE_CHECKING:

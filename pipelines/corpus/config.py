@@ -6,7 +6,7 @@ from typing import Annotated
 from bert_core.checks import Range, ShareBelowOne, check_fields
 from bert_core.data.formats import Boundary, Errors
 from bert_core.errors import ConfigError
-from pipelines.runtime.stage import INPUT, REMARK
+from pipelines.runtime.stage_config import INPUT, REMARK
 
 DOCSTRINGS = "docstrings"
 """The source available on every machine; `docstrings` builds it."""

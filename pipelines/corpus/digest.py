@@ -16,7 +16,7 @@ from pipelines.corpus.readers.base import CorpusFile, unchanged
 from pipelines.corpus.sources import Corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter, say
-from pipelines.runtime.stage import StageConfig
+from pipelines.runtime.stage_config import StageConfig
 from tracking.runs.recorder import DatasetInput
 
 # A core hashes this much in a second, which is as long as a worker takes to start.

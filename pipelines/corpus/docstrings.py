@@ -21,7 +21,8 @@ from bert_core.data.docstrings import docstrings_of, normalised, opening
 from bert_core.manifest import Manifest, Output, is_complete
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter, say
-from pipelines.runtime.stage import Result, StageConfig, run_stage
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import StageConfig
 from tracking.runs.recorder import DatasetInput
 
 STANDARD_LIBRARY = "python"

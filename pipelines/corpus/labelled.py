@@ -26,7 +26,7 @@ from bert_core.tasks.shapes import (
 from pipelines.corpus import docstrings, hub
 from pipelines.corpus.config import DOCSTRINGS
 from pipelines.runtime.progress import counted, say
-from pipelines.runtime.stage import INPUT_OR_WORD
+from pipelines.runtime.stage_config import INPUT_OR_WORD
 from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.readers.base import Block
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter
-from pipelines.runtime.stage import StageConfig
+from pipelines.runtime.stage_config import StageConfig
 from tracking.runs.recorder import DatasetInput
 
 OVERLAP = "overlap"  # prefix of counts of documents that contain an evaluation row

@@ -19,7 +19,7 @@ from bert_core.errors import ConfigError
 from pipelines.jobs.server import JobServer
 from pipelines.jobs.submission import config_files
 from pipelines.runtime import cluster
-from pipelines.runtime.stage import code_version
+from pipelines.runtime.code_version import code_version
 
 PACKAGES = ("bert_core", "pipelines", "serve", "tracking")
 STOP_WAIT_S = 60

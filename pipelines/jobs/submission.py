@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bert_core import files
 from bert_core.errors import ConfigError
 from pipelines.configure import STAGES, parse
-from pipelines.runtime.stage import REMARK, operational_fields
+from pipelines.runtime.stage_config import REMARK, operational_fields
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails

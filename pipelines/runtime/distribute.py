@@ -16,7 +16,7 @@ from bert_core import errors
 from pipelines.runtime import cluster
 from pipelines.runtime.capacity import require_room, workers_that_fit
 from pipelines.runtime.progress import counted, say
-from pipelines.runtime.stage import StageConfig
+from pipelines.runtime.stage_config import StageConfig
 
 Item = TypeVar("Item")
 IN_FLIGHT = 3  # items per actor, including the one it works on

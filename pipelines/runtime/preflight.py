@@ -8,7 +8,7 @@ from bert_core.errors import ResourceError
 from bert_core.manifest import is_complete
 from pipelines.runtime import cluster, node_checks, nodes
 from pipelines.runtime.capacity import Gpus, require_room
-from pipelines.runtime.stage import StageConfig
+from pipelines.runtime.stage_config import StageConfig
 from pipelines.runtime.storage_checks import check_cache, check_excludes, marker
 from tracking.cache import cache_folder
 from tracking.store import server

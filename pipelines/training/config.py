@@ -19,7 +19,7 @@ from bert_core.model.variants import VARIANTS
 from bert_core.train.config import OptimizerConfig, Precision
 from bert_core.wording import one_of
 from pipelines.corpus.labelled import LabelledConfig
-from pipelines.runtime.stage import INPUT, StageConfig
+from pipelines.runtime.stage_config import INPUT, StageConfig
 from pipelines.training.selection import SelectionConfig
 from tracking.runs.goodput import CLUSTER, DEFAULT
 

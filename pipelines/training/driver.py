@@ -21,8 +21,10 @@ from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig
 from pipelines.runtime import cluster
 from pipelines.runtime.capacity import require_room
+from pipelines.runtime.outputs import bundle_outputs, recipe
 from pipelines.runtime.progress import meter, say
-from pipelines.runtime.stage import Result, bundle_outputs, recipe, with_absolute_paths
+from pipelines.runtime.stage import Result
+from pipelines.runtime.stage_config import with_absolute_paths
 from pipelines.training.config import TrainingConfig
 from pipelines.training.records import (
     CHECKPOINTS,

@@ -14,8 +14,8 @@ from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
 from bert_core.wording import nearest, one_of, without_secrets
 from pipelines.corpus.labelled import labelled_input, labelled_rows, rows_of, usual_columns
+from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, print_remarks, say
-from pipelines.runtime.stage import bundle_input
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.selection import SelectionConfig
 from tracking.runs.recorder import DatasetInput

@@ -11,7 +11,7 @@ from bert_core.checks import NonNegativeInt, PositiveInt, PositiveShare, Range, 
 from bert_core.errors import ConfigError
 from bert_core.model.variants import VARIANTS
 from bert_core.tasks.digests import NO_ROWS, Digests
-from pipelines.runtime.stage import INPUT
+from pipelines.runtime.stage_config import INPUT
 from pipelines.training.config import Dropout
 
 if TYPE_CHECKING:

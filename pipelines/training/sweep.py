@@ -18,7 +18,7 @@ from bert_core.checks import (
 )
 from bert_core.errors import ConfigError
 from bert_core.wording import nearest
-from pipelines.runtime.stage import operational_fields
+from pipelines.runtime.stage_config import operational_fields
 from pipelines.training.config import LabelledTrainingConfig
 
 Method = Literal["grid", "random", "asha"]

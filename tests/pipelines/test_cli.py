@@ -15,7 +15,7 @@ from bert_core.manifest import Manifest, write_manifest
 from pipelines import cli
 from pipelines.commands.listing import Listed
 from pipelines.configure import ALL, parse
-from pipelines.runtime.stage import code_version
+from pipelines.runtime.code_version import code_version
 
 PREPARE = ["--output", "out", "--tokenizer", "vocab"]
 

@@ -21,7 +21,8 @@ from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
 from pipelines.commands.report import ReportConfig, run, write_report
 from pipelines.commands.report_runs import links, runs_of, with_ancestors
 from pipelines.evaluate import EvaluateConfig
-from pipelines.runtime.stage import Result, StageConfig, run_stage
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import StageConfig
 from tests.fault_proxy import fault_proxy, xml_error
 from tracking.runs.goodput import Goodput
 from tracking.runs.recorder import DatasetInput, RunRecorder

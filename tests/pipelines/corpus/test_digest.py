@@ -18,7 +18,7 @@ from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.digest import corpus_input, ordered_corpus_input
 from pipelines.corpus.sources import list_corpus
 from pipelines.predict import PredictConfig
-from pipelines.runtime.stage import StageConfig
+from pipelines.runtime.stage_config import StageConfig
 
 MEGABYTE = 1 << 20
 

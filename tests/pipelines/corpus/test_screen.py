@@ -31,7 +31,7 @@ from pipelines.corpus.screen import (
     kept_documents,
 )
 from pipelines.corpus.sources import list_corpus
-from pipelines.runtime.stage import StageConfig
+from pipelines.runtime.stage_config import StageConfig
 
 WORDS = np.random.default_rng(0).permutation([f"word{n}" for n in range(4000)])
 DOCUMENTS = [" ".join(WORDS[n * 60 : n * 60 + 60]) + "." for n in range(60)]

@@ -30,13 +30,9 @@ from pipelines.runtime.description import (
     recorded_run,
     run_name,
 )
-from pipelines.runtime.stage import (
-    Result,
-    StageConfig,
-    determining_fields,
-    run_stage,
-    stage_command,
-)
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.stage_config import StageConfig, determining_fields
+from pipelines.runtime.stage_run import stage_command
 from tests.fault_proxy import fault_proxy, xml_error
 from tests.web_server import WebServer
 from tracking.runs.recorder import TAG_CHARACTERS, DatasetInput

@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.runtime import cluster, distribute
 from pipelines.runtime.distribute import run_tasks
-from pipelines.runtime.stage import StageConfig
+from pipelines.runtime.stage_config import StageConfig
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster

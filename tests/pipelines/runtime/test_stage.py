@@ -19,17 +19,14 @@ from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.glue import GlueConfig
 from pipelines.prepare import PrepareConfig
-from pipelines.runtime import lease, stage
+from pipelines.runtime import lease
 from pipelines.runtime.description import STARTED
-from pipelines.runtime.stage import (
+from pipelines.runtime.stage import MISTAKES, Result, run_stage
+from pipelines.runtime.stage_config import (
     INPUT,
-    MISTAKES,
-    Result,
     StageConfig,
-    _input_paths,
-    code_version,
     determining_fields,
-    run_stage,
+    input_paths,
     with_absolute_paths,
 )
 from tests.pipelines.runtime.test_lease import taken_over
@@ -159,17 +156,17 @@ def test_an_output_with_an_input_in_it_is_refused_and_nothing_is_removed(
 
 def test_every_stage_says_where_its_inputs_lie() -> None:
     """What is not marked as an input would not be kept from being removed."""
-    assert list(_input_paths(EvaluateConfig(output="o", model="m"))) == [("model", "m")]
+    assert list(input_paths(EvaluateConfig(output="o", model="m"))) == [("model", "m")]
     corpus = CorpusConfig(source=("a", "s3://b"))
-    found = _input_paths(PrepareConfig(output="o", tokenizer="v", corpus=corpus))
+    found = input_paths(PrepareConfig(output="o", tokenizer="v", corpus=corpus))
     assert sorted(found) == [
         ("corpus.source", "a"),
         ("corpus.source", "s3://b"),
         ("tokenizer", "v"),
     ]
-    assert [*_input_paths(DistillConfig(output="o", teacher="models:/t@champion"))] == []
+    assert [*input_paths(DistillConfig(output="o", teacher="models:/t@champion"))] == []
     glue = GlueConfig(output="o", allow_incomplete=True, tests={"cola": "t"})
-    assert [*_input_paths(glue)] == [("tests", "t")]
+    assert [*input_paths(glue)] == [("tests", "t")]
 
 
 def test_force_makes_it_again(config: CopyConfig) -> None:
@@ -296,13 +293,13 @@ def test_a_stage_killed_after_its_manifest_has_its_run_ended_by_the_next_start(
         output=str(tmp_path / "out"), tracking_uri=f"sqlite:///{tmp_path}/mlflow.db"
     )
     code = (
-        "import os, signal, sys; from pipelines.runtime import stage\n"
+        "import os, signal, sys; from pipelines.runtime import stage, stage_config\n"
         "write = stage.write_manifest\n"
         "def write_and_end(*of_what):\n"
         "    write(*of_what)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "stage.write_manifest = write_and_end\n"
-        "config = stage.StageConfig(output=sys.argv[1], tracking_uri=sys.argv[2])\n"
+        "config = stage_config.StageConfig(output=sys.argv[1], tracking_uri=sys.argv[2])\n"
         "made = stage.Result(outputs={}, counts={'rows': 3})\n"
         "stage.run_stage('copy', config, [], lambda digest: made)\n"
     )
@@ -407,13 +404,3 @@ def test_settings_out_of_range_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(config, **change)  # type: ignore[arg-type]
-
-
-def test_a_git_that_takes_too_long_leaves_the_commit_out_and_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")
-    (tmp_path / "git").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(stage, "GIT_TIMEOUT_S", 0.1)
-    assert "+" not in code_version()

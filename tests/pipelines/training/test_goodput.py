@@ -19,7 +19,7 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import read_manifest
 from pipelines import pretrain
 from pipelines.pretrain import PretrainConfig
-from pipelines.runtime.stage import determining_fields
+from pipelines.runtime.stage_config import determining_fields
 from pipelines.training.records import Notice, Report, read_records
 from pipelines.training.selection import SelectionConfig
 from pipelines.tune import TuneConfig
