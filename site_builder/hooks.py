@@ -11,7 +11,7 @@ from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from site_builder import decisions, links, reference
+from site_builder import links, reference
 
 ROOT, DOCS = links.ROOT, links.ROOT / links.DOCS
 
@@ -19,11 +19,7 @@ ROOT, DOCS = links.ROOT, links.ROOT / links.DOCS
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The pages that nobody lists by hand are put into the nav."""
     assert config.nav is not None
-    found = {
-        "Commands": [*reference.command_nav()],
-        "Code": [*code_nav()],
-        "Decisions": [*decisions.nav()],
-    }
+    found = {"Commands": [*reference.command_nav()], "Code": [*code_nav()]}
     config.nav = _filled(config.nav, found)
     config.extra["nav_pages"] = config.nav
     return config
@@ -35,7 +31,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made |= reference.pages()
     made |= {f"{links.CODE}/{links.module_of(file)}.md": _code(file) for file in _modules()}
     made[f"{links.CODE}/index.md"] = _code_index()
-    made[decisions.INDEX] = decisions.index()
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
     for file in sorted(_linked()):
@@ -46,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links as the site has them; the front page lists all pages, that on errors ends with what the
-    code says of them, a decision has its date and room."""
+    code says of them."""
     here = page.file.src_uri
     if here == "index.md":
         markdown += "\n".join(
@@ -54,8 +49,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         )
     if here == reference.ERRORS:
         markdown += reference.errors()
-    if here.startswith(decisions.FOLDER) and here != decisions.INDEX:
-        markdown = decisions.headed(markdown, page.meta)
     return links.on_site(markdown, here)
 
 
