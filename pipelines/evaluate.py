@@ -85,12 +85,12 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
             f"metric: wanted one where higher is better, got {config.metric!r}: give another, or "
             "leave it out"
         )
-    checked = partial(task.checked, options=task.chosen, learned=False)
+    checked = partial(task.fitting, learned=False)
     usual = usual_columns(predictor.bundle, task.name)
     read = labelled_rows(config.held_out, "held_out", task.shapes(task.chosen), checked, usual)
     rows = read.rows
     with rows_of(config.held_out.source):
-        baseline = task.baseline(rows)  # first, since it raises on labels unknown to the task
+        baseline = task.baseline(rows)
     began = time.monotonic()
     with rows_of(config.held_out.source):
         predicted = predict_rows(folder, rows, config, *task_options)

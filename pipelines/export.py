@@ -238,11 +238,9 @@ def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[s
     Raises: ConfigError if all were used.
     """
     task = predictor.task
-    checked = partial(task.checked, options=task.chosen, learned=False)
+    checked = partial(task.fitting, learned=False)
     usual = usual_columns(predictor.bundle, task.name)
     rows = read_labelled(source, HELD_OUT, task.shapes(task.chosen), checked, usual)
-    with rows_of(source.source):
-        task.baseline(rows)  # raises on a label unknown to the task, with its row in the file
     seen = predictor.bundle.has_seen(task, rows)
     if seen.all():
         raise ConfigError(

@@ -6,6 +6,7 @@ which of them hold the fields of a task. What tasks make of records is left to
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from bert_core.data.contents import HEAD_BYTES, check_is_itself
 from bert_core.data.formats import Errors, decode_utf8
 from bert_core.data.json_rows import Unread, json_value
 from bert_core.data.parquet import MAGIC
-from bert_core.data.tables import check_header, parquet_rows, table_rows
+from bert_core.data.tables import check_header, not_utf8_in, parquet_rows, table_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.wording import one_of, shown
 
@@ -30,7 +31,8 @@ class Comment(str):
     __slots__ = ()
 
 
-Reader = Callable[[bytes, str], Sequence[Record | Comment | None]]
+Line = Record | Comment | Unread | None
+Reader = Callable[[bytes, str], Sequence[Line]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +40,9 @@ class LabelledFormat:
     """How to read one kind of file."""
 
     read: Reader
-    """Bytes and their source's name → records, and the comments among them; None stands for a
-    broken line, in sets that are published with such lines. Raises: CorpusError naming the line."""
+    """Bytes and their source's name → records, those that cannot be read, and the comments among
+    them; None stands for a broken line, in sets that are published with such lines.
+    Raises: CorpusError for a file that is not of this kind."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Field of the task → the column that holds it, if that has another name."""
     source: str
@@ -56,7 +59,7 @@ class LabelledFile:
     numbers: Sequence[int]
     """Of each record in the file, from 1, comments not counted."""
     unread: Mapping[int, Unread]
-    """Number → why a row of a table cannot be read."""
+    """Number → where a row that cannot be read is, and why it cannot."""
     broken: int
     """How many lines are broken as published."""
     comments: Sequence[Comment]
@@ -77,7 +80,7 @@ def labelled_records(data: bytes, source: str, name: str | None) -> LabelledFile
     Args:
         data: decompressed.
         name: of `FORMATS`; None reads a table, of the kind that contents and suffix say.
-    Raises: ConfigError for an unknown name; CorpusError naming the bad line.
+    Raises: ConfigError for an unknown name; CorpusError for a file that is not of its kind.
     """
     if name is None:
         rows = table_rows(data, source, keep=True)
@@ -98,9 +101,7 @@ def labelled_records(data: bytes, source: str, name: str | None) -> LabelledFile
     return _sorted(labelled_format.read(data, source), dict(columns))
 
 
-def _sorted(
-    lines: Sequence[Record | Comment | Unread | None], columns: dict[str, str]
-) -> LabelledFile:
+def _sorted(lines: Sequence[Line], columns: dict[str, str]) -> LabelledFile:
     """What the lines or rows of a file are; None is a broken line."""
     comments = [line for line in lines if isinstance(line, Comment)]
     records: list[Record] = []
@@ -150,28 +151,33 @@ def _tsv(*names: str, errors: Errors = "fail") -> Reader:
     `errors` is "skip", None stands for a line with a different number of columns.
     """
 
-    def read(data: bytes, source: str) -> list[Record | None]:
-        lines = decode_utf8(data, source).removeprefix("\ufeff").split("\n")
+    def read(data: bytes, source: str) -> list[Line]:
         rows = [
             (number, line.rstrip("\r").split("\t"))
-            for number, line in enumerate(lines, 1)
+            for number, line in enumerate(_lines_of(data), 1)
             if line.strip(" \t\r")
         ]
         named = bool(names) and not (rows and rows[0][1][0] == "index")
         header = list(names) if named else (rows.pop(0)[1] if rows else [])
+        if fault := not_utf8_in(header):
+            raise CorpusError(f"{source}, line 1: {fault}")
         check_header(header, source)
-        records: list[Record | None] = []
+        records: list[Line] = []
         for number, row in rows:
             # Files without a header may have more columns than are named.
-            if len(row) >= len(header) if named else len(row) == len(header):
+            fits = len(row) >= len(header) if named else len(row) == len(header)
+            if fault := not_utf8_in(row):
+                records.append(Unread(f"line {number:,}: {fault}"))
+            elif fits:
                 records.append(dict(zip(header, row, strict=False)))
             elif errors == "skip":
                 records.append(None)
             else:
-                raise CorpusError(
-                    f"{source}, line {number}: wanted {len(header)} columns separated by tabs "
-                    f"({', '.join(header)}), got {len(row)}: correct or remove the line"
+                fault = (
+                    f"wanted {len(header)} columns separated by tabs ({', '.join(header)}), "
+                    f"got {len(row)}: correct or remove the line"
                 )
+                records.append(Unread(f"line {number:,}: {fault}"))
         return records
 
     return read
@@ -186,15 +192,17 @@ _ASSIGNMENT = re.compile(r"#[ \t]*[\w.:-]+[ \t]*=")
 _COLUMNS = re.compile(r"#[ \t]*global\.columns[ \t]*=[ \t]*(.+)", re.IGNORECASE)
 
 
-def _conll(data: bytes, source: str) -> list[Record | Comment]:
+def _conll(data: bytes, source: str) -> list[Line]:
     """Sentences between blank lines, one token per line; columns `0`, `1`, … and `-1`, the last.
 
     Lines that begin a sentence with `#` and a blank are comments (`# id 5239d808`, `# s1`), unless
     they fit among the tokens: as many columns, the last of which is also that of another token.
+    There are as many columns as most lines have.
     """
-    lines = _lines_of(data, source)
+    lines = _lines_of(data)
     sound = [row for row in map(_cells, lines) if row and not _COMMENT.match(row[0])]
-    columns = max(2, len(sound[0])) if sound else 2
+    usual = Counter(map(len, sound)).most_common(1)
+    columns = max(2, usual[0][0]) if usual else 2
     tags = {row[-1] for row in sound}
 
     def is_comment(line: str) -> bool:
@@ -202,9 +210,9 @@ def _conll(data: bytes, source: str) -> list[Record | Comment]:
         is_token = len(row) == columns and row[-1] in tags and not _ASSIGNMENT.match(line)
         return bool(_COMMENT.match(line)) and not is_token
 
-    records: list[Record | Comment] = []
-    for sentence in _sentences(lines, source, columns, is_comment):
-        if isinstance(sentence, Comment):
+    records: list[Line] = []
+    for sentence in _sentences(lines, columns, is_comment):
+        if isinstance(sentence, Comment | Unread):
             records.append(sentence)
             continue
         cells = [list(column) for column in zip(*sentence, strict=True)]
@@ -213,19 +221,22 @@ def _conll(data: bytes, source: str) -> list[Record | Comment]:
     return records
 
 
-def _conllu(data: bytes, source: str) -> Sequence[Record]:
+def _conllu(data: bytes, source: str) -> list[Line]:
     """Sentences of CoNLL-U by column name, without ranges (`1-2`) and empty nodes (`8.1`).
 
     CoNLL-U Plus names its columns in the first line (`# global.columns = ID FORM …`).
     """
-    lines = _lines_of(data, source)
+    lines = _lines_of(data)
     named = _COLUMNS.match(lines[0])
     names = tuple(named[1].lower().split()) if named else CONLLU_COLUMNS
     check_header(names, source)
-    records: list[Record] = []
-    for sentence in _sentences(lines, source, len(names), lambda line: line.startswith("#"), names):
-        words = [row for row in sentence if row[0].isdecimal()]
-        if words and not isinstance(sentence, Comment):
+    records: list[Line] = []
+    for sentence in _sentences(lines, len(names), lambda line: line.startswith("#"), names):
+        if isinstance(sentence, Unread):
+            records.append(sentence)
+        elif isinstance(sentence, Comment):
+            continue
+        elif words := [row for row in sentence if row[0].isdecimal()]:
             columns = zip(*words, strict=True)
             records.append(
                 {name: list(column) for name, column in zip(names, columns, strict=True)}
@@ -233,8 +244,9 @@ def _conllu(data: bytes, source: str) -> Sequence[Record]:
     return records
 
 
-def _lines_of(data: bytes, source: str) -> list[str]:
-    return decode_utf8(data, source).removeprefix("\ufeff").split("\n")
+def _lines_of(data: bytes) -> list[str]:
+    """The lines; bytes that are not UTF-8 are kept, so that they spoil one line only."""
+    return data.decode(errors="surrogateescape").removeprefix("\ufeff").split("\n")
 
 
 def _cells(line: str) -> list[str]:
@@ -247,12 +259,12 @@ def _cells(line: str) -> list[str]:
 
 def _sentences(
     lines: Sequence[str],
-    source: str,
     columns: int,
     is_comment: Callable[[str], bool],
     names: Sequence[str] = (),
-) -> Iterator[list[list[str]] | Comment]:
-    """Rows between blank lines and the comments before them; all rows have as many columns.
+) -> Iterator[list[list[str]] | Comment | Unread]:
+    """Rows between blank lines and the comments before them; all rows have as many columns, or
+    their sentence cannot be read.
 
     Args:
         is_comment: whether a line is no row; it is only asked about lines that begin a sentence,
@@ -260,28 +272,33 @@ def _sentences(
         names: of the columns, if the format names them; tabs separate these.
     """
     rows: list[list[str]] = []
+    fault: Unread | None = None
+    wanted = f"{columns} columns"
+    if names:
+        wanted += f" between tabs ({', '.join(names)})"
     for number, line in enumerate([*lines, ""], 1):
         if not (row := _cells(line)):
             if rows:
-                yield rows
-            rows = []
-        elif (names or not rows) and is_comment(line):
-            yield Comment(line.strip(_BLANK))
-        elif len(row) != columns:
-            wanted = f"{columns} columns"
-            if names:
-                wanted += f" between tabs ({', '.join(names)})"
-            raise CorpusError(
-                f"{source}, line {number:,}: wanted {wanted}, got {len(row)} "
-                f"({line.strip(_BLANK)[:80]!r}): correct the line, or remove its sentence"
+                yield fault or rows
+            rows, fault = [], None
+            continue
+        if (names or not rows) and is_comment(line):
+            yield Comment(line.strip(_BLANK).encode(errors="replace").decode())
+            continue
+        rows.append(row)
+        wrong = not_utf8_in(row)
+        if not wrong and len(row) != columns:
+            wrong = (
+                f"wanted {wanted}, got {len(row)} ({line.strip(_BLANK)[:80]!r}): correct the line, "
+                "or remove its sentence"
             )
-        else:
-            rows.append(row)
+        if wrong and fault is None:
+            fault = Unread(f"line {number:,}: {wrong}")
 
 
-def _squad(data: bytes, source: str) -> list[Record]:
+def _squad(data: bytes, source: str) -> list[Line]:
     """Questions of SQuAD 1.1 or 2.0 with their passage, in the order of the file."""
-    records: list[Record] = []
+    records: list[Line] = []
     articles = _json(data, source, "squad")
     if not isinstance(articles, dict):
         do = "correct it"
@@ -294,18 +311,9 @@ def _squad(data: bytes, source: str) -> list[Record]:
     try:
         for article in articles["data"]:
             for paragraph in article["paragraphs"]:
-                records.extend(
-                    {
-                        "id": question.get("id"),
-                        "question": question["question"],
-                        "context": paragraph["context"],
-                        # Without the key it is unknown whether there is one: a test set.
-                        "answers": question.get(
-                            "answers", [] if question.get("is_impossible") else None
-                        ),
-                    }
-                    for question in paragraph["qas"]
-                )
+                context = paragraph["context"] if paragraph["qas"] else ""
+                for question in paragraph["qas"]:
+                    records.append(_question(question, context, f"question {len(records) + 1:,}"))
     except KeyError as error:
         raise CorpusError(
             f"{source}: wanted SQuAD's data → paragraphs → qas, at question {len(records) + 1} "
@@ -319,23 +327,41 @@ def _squad(data: bytes, source: str) -> list[Record]:
     return records
 
 
+def _question(question: Any, context: Any, place: str) -> Record | Unread:
+    if not isinstance(question, dict) or "question" not in question:
+        return Unread(
+            f"{place}: wanted an object with a question, as SQuAD publishes it, got "
+            f"{shown(question)}: correct or remove it"
+        )
+    # Without the key it is unknown whether there is an answer: a test set.
+    answers = question.get("answers", [] if question.get("is_impossible") else None)
+    return {
+        "id": question.get("id"),
+        "question": question["question"],
+        "context": context,
+        "answers": answers,
+    }
+
+
 def _clinc(split: str) -> Reader:
     """Reader of one split of CLINC150's file, with its rows that are out of scope (`oos`)."""
 
-    def read(data: bytes, source: str) -> list[Record]:
+    def read(data: bytes, source: str) -> list[Line]:
         splits = _json(data, source, f"clinc_{split}")
         if not isinstance(splits, dict) or split not in splits:
             raise CorpusError(
                 f"{source}: wanted CLINC150's splits, found no {split!r}: give its data_full.json"
             )
         pairs = [*splits[split], *splits.get(f"oos_{split}", [])]
-        try:
-            return [{"text": text, "intent": intent} for text, intent in pairs]
-        except (ValueError, TypeError) as error:
-            raise CorpusError(
-                f"{source}: wanted a list of text and intent in {split!r}, found something else "
-                f"({error}): give CLINC150's data_full.json"
-            ) from error
+        return [
+            {"text": pair[0], "intent": pair[1]}
+            if isinstance(pair, list) and len(pair) == 2
+            else Unread(
+                f"pair {number:,} of {split}: wanted a list of text and intent, got {shown(pair)}: "
+                "correct or remove it"
+            )
+            for number, pair in enumerate(pairs, 1)
+        ]
 
     return read
 

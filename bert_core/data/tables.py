@@ -131,7 +131,7 @@ class TextTable:
             fault: str | None = self._unreadable(str(error))
             lines.give_back()
         else:
-            fault = _not_utf8(lines.of_row) or self._other_cells(cells)
+            fault = not_utf8_in(lines.of_row) or self._other_cells(cells)
         return TextRow(first, tuple(lines.of_row), cells, fault)
 
     def _unreadable(self, error: str) -> str:
@@ -201,7 +201,8 @@ def as_csv(source: str, mark: str) -> str:
     )
 
 
-def _not_utf8(lines: Sequence[str]) -> str | None:
+def not_utf8_in(lines: Sequence[str]) -> str | None:
+    """What is wrong with texts that were decoded with `surrogateescape`; None if all are UTF-8."""
     for line in lines:
         try:
             line.encode()

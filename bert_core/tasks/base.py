@@ -235,8 +235,33 @@ class Task(ABC):
         Raises: CorpusError if nothing can be learned from them."""
         return self
 
-    def check_rows(self, rows: Sequence[Row]) -> None:  # noqa: B027 (most tasks learn from any row)
-        """Raises: CorpusError naming a training row that nothing can be learned from."""
+    def fitting(
+        self, rows: Sequence[Row], *, learned: bool = True, trained: bool = False
+    ) -> list[Row | InputError]:
+        """Each labelled row as `checked` reads it, or what is wrong with it for a model with these
+        labels.
+
+        Args:
+            learned: as in `checked`.
+            trained: whether a model is trained on the rows.
+        Raises: CorpusError as `checked` does.
+        """
+        taken = self.checked(rows, self.chosen, learned=learned)
+        for place, row in enumerate(taken):
+            try:
+                if not isinstance(row, InputError):
+                    self.check_known(row)
+                    if trained:
+                        self.check_trained(row)
+            except InputError as error:
+                taken[place] = error
+        return taken
+
+    def check_known(self, row: Row) -> None:  # noqa: B027 (most tasks have no labels)
+        """Raises: InputError for a row with a label that is none of `labels`, if there are any."""
+
+    def check_trained(self, row: Row) -> None:  # noqa: B027 (most tasks learn from any row)
+        """Raises: InputError for a training row that nothing can be learned from."""
 
     def trained_at(self, max_length: int) -> "Task":
         """The task as done by a model that is trained on windows of at most `max_length` ids."""

@@ -25,7 +25,7 @@ from bert_core.data.windows import (
     with_special_tokens,
 )
 from bert_core.data.words import parts_of
-from bert_core.errors import CorpusError, InputError
+from bert_core.errors import InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task, numbered
@@ -197,21 +197,12 @@ class QuestionAnswering(Task):
             )
         return {**row, "answers": answers}
 
-    @classmethod
-    def from_rows(
-        cls, rows: Sequence[Row], options: QuestionAnsweringOptions | None = None
-    ) -> "QuestionAnswering":
-        task = cls(options=options)
-        task.check_rows(rows)
-        return task
-
-    def check_rows(self, rows: Sequence[Row]) -> None:
-        for number, row in enumerate(rows, 1):
-            if not row["answers"] and not self.chosen.no_answer:
-                raise CorpusError(
-                    f"row {number}: wanted an answer, got none: set options.no_answer if "
-                    "passages may contain none (SQuAD 2.0), or remove the row"
-                )
+    def check_trained(self, row: Row) -> None:
+        if not row["answers"] and not self.chosen.no_answer:
+            raise InputError(
+                "wanted an answer, got none: set options.no_answer if passages may contain none "
+                "(SQuAD 2.0), or remove the row"
+            )
 
     def trained_at(self, max_length: int) -> "QuestionAnswering":
         max_length = min(max_length, self.chosen.max_length or max_length)

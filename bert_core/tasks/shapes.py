@@ -8,7 +8,6 @@ documentation.
 import math
 import re
 import types
-from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
@@ -35,7 +34,7 @@ _OF_CLASS = "of a class"
 Label = Annotated[str, _OF_CLASS]
 """The name of a class, in a target: white space at its ends is no part of it."""
 
-SHOWN_ROWS = 10
+SHOWN_ROWS = SHOWN_KINDS = 10
 _NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*")
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
@@ -74,7 +73,7 @@ class BadRow:
     @property
     def kind(self) -> str:
         """What was wanted, whatever came and however many."""
-        return re.sub("[0-9]+", "…", re.split(", got |; there are", self.fault)[0])
+        return re.sub("[0-9]+", "…", re.split(", got |; there are|, which are ", self.fault)[0])
 
 
 @dataclass(frozen=True)
@@ -195,18 +194,24 @@ def told_of(bad: Sequence[BadRow], total: int) -> str:
     by_kind: dict[str, list[BadRow]] = {}
     for row in bad[1:]:
         by_kind.setdefault(row.kind, []).append(row)
-    for kind, rows in by_kind.items():
+    for kind, rows in [*by_kind.items()][:SHOWN_KINDS]:
         what = "the same is wrong" if kind == first.kind else kind
         told += f"; {what} in {len(rows):,} other row{'s' * (len(rows) > 1)} ({_numbers_of(rows)})"
-    return f"{told}; {len(bad):,} of {total:,} rows in all"
+    return f"{told}{_more_kinds(by_kind)}; {len(bad):,} of {total:,} rows in all"
 
 
 def kinds_of_bad(bad: Sequence[BadRow]) -> str:
     """What is wrong with rows, and which they are."""
-    kinds = Counter(row.kind for row in bad)
-    return "; ".join(
-        f"{kind} ({_numbers_of([row for row in bad if row.kind == kind])})" for kind in kinds
-    )
+    by_kind: dict[str, list[BadRow]] = {}
+    for row in bad:
+        by_kind.setdefault(row.kind, []).append(row)
+    told = [f"{kind} ({_numbers_of(rows)})" for kind, rows in by_kind.items()]
+    return "; ".join(told[:SHOWN_KINDS]) + _more_kinds(by_kind)
+
+
+def _more_kinds(by_kind: Mapping[str, Sequence[BadRow]]) -> str:
+    more = len(by_kind) - SHOWN_KINDS
+    return f"; {more:,} other things are wrong" if more > 0 else ""
 
 
 def _numbers_of(rows: Sequence[BadRow]) -> str:

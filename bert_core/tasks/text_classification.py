@@ -22,7 +22,7 @@ from bert_core.metrics.classification import (
     wrong_labels,
 )
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Remarks
+from bert_core.tasks.base import Columns, Kind, Remarks, numbered
 from bert_core.tasks.modules import activation_of
 from bert_core.tasks.shapes import Label, Row
 from bert_core.tasks.texts import TextOptions, TextParameters, TextTask, sigmoid, softmax
@@ -328,43 +328,24 @@ class TextClassification(TextTask):
         """Each row's label id; multi-label, 1 for the labels that the row has and 0 for others."""
         several = self.chosen.multi_label
         names = [_labels_of(row, several=several) for row in rows]
-        self._check_known(names)
+        for number, row in enumerate(rows, 1):
+            with numbered(number):
+                self.check_known(row)
         ids = [[self._ids[label] for label in labels] for labels in names]
         if not several:
             return np.array([label_id for (label_id,) in ids], dtype=np.int64)
         has_label = np.zeros((len(rows), len(self.labels)), dtype=np.int64)
-        for row, label_ids in zip(has_label, ids, strict=True):
-            row[label_ids] = 1
+        for of_row, label_ids in zip(has_label, ids, strict=True):
+            of_row[label_ids] = 1
         return has_label
 
-    def check_rows(self, rows: Sequence[Row]) -> None:
-        for number, row in enumerate(rows, 1):
-            for label in _labels_of(row, several=self.chosen.multi_label):
-                if label not in self._ids:
-                    raise CorpusError(
-                        f"row {number}: wanted a label that the model knows "
-                        f"({_some(self.labels)}), got {label!r}: remove the row, or train the "
-                        "model on such rows first"
-                    )
-
-    def _check_known(self, names: Sequence[Sequence[str]]) -> None:
-        """Raises: CorpusError naming all rows with a label that the training rows do not have."""
-        unknown = {
-            number: label
-            for number, labels in enumerate(names, 1)
-            for label in labels
-            if label not in self._ids
-        }
-        if not unknown:
-            return
-        (number, label), *others = unknown.items()
-        all_labels = _some(sorted({*unknown.values()}))
-        more = f"{len(others):,} other rows have such labels too ({all_labels})"
-        raise CorpusError(
-            f"row {number}: its label {label!r} is not one of the training rows', which are "
-            f"{_some(self.labels)}: add such rows to the training set, or remove this one"
-            f"{f'; {more}' if others else ''}"
-        )
+    def check_known(self, row: Row) -> None:
+        for label in _labels_of(row, several=self.chosen.multi_label):
+            if self.labels and label not in self._ids:
+                raise InputError(
+                    f"its label {label!r} is not one of the training rows', which are "
+                    f"{_some(self.labels)}: add such rows to the training set, or remove this one"
+                )
 
 
 def _assigned(answer: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

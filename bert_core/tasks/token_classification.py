@@ -623,9 +623,7 @@ class TokenClassification(Task):
             )
         return row
 
-    def _check(self, row: Row, number: int) -> None:
-        with numbered(number):
-            self.checked_row(row)
+    def check_known(self, row: Row) -> None:
         if not self.chosen.entities:
             return
         nameless, tags = self._is_nameless, set(row["tags"]) - {OUTSIDE}
@@ -635,10 +633,15 @@ class TokenClassification(Task):
         )
         if plain_tag is not None:
             such_as = "B, I" if nameless else "B-PER, I-PER"
-            raise CorpusError(
-                f"row {number}: wanted entity tags ({such_as}, O), as in the training rows, "
-                f"got {plain_tag!r}: correct the row, or remove it"
+            raise InputError(
+                f"wanted entity tags ({such_as}, O), as in the training rows, got {plain_tag!r}: "
+                "correct the row, or remove it"
             )
+
+    def _check(self, row: Row, number: int) -> None:
+        with numbered(number):
+            self.checked_row(row)
+            self.check_known(row)
 
     def _label_ids(
         self, row: Row, number: int, words: Int[np.ndarray, "units"]

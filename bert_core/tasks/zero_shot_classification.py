@@ -22,7 +22,7 @@ from bert_core.data.windows import (
     kept_of,
     with_special_tokens,
 )
-from bert_core.errors import CorpusError, FormatError, InputError
+from bert_core.errors import FormatError, InputError
 from bert_core.metrics.classification import (
     by_label,
     f1_names,
@@ -30,7 +30,15 @@ from bert_core.metrics.classification import (
     wrong_labels,
 )
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task, check_length
+from bert_core.tasks.base import (
+    Columns,
+    CuttingParameters,
+    Kind,
+    Options,
+    Task,
+    check_length,
+    numbered,
+)
 from bert_core.tasks.shapes import Label, Row
 from bert_core.tasks.texts import softmax
 from bert_core.wording import nearest, shortened
@@ -289,14 +297,18 @@ class ZeroShotClassification(Task):
     def _label_ids(self, rows: Sequence[Row]) -> Int[np.ndarray, "rows"]:
         known = self._known()
         for number, row in enumerate(rows, 1):
-            if row["label"] not in known:
-                names = ", ".join(known) or "none"
-                raise CorpusError(
-                    f"row {number}: wanted one of the labels of the option candidate_labels, "
-                    f"which are {names}, got {row['label']!r}{nearest(row['label'], known)}: "
-                    "set the option to all labels of the rows"
-                )
+            with numbered(number):
+                self.check_known(row)
         return np.array([known[row["label"]] for row in rows], dtype=np.int64)
+
+    def check_known(self, row: Row) -> None:
+        known = self._known()
+        if row["label"] not in known:
+            raise InputError(
+                "wanted one of the labels of the option candidate_labels, which are "
+                f"{', '.join(known) or 'none'}, got {row['label']!r}"
+                f"{nearest(row['label'], known)}: set the option to all labels of the rows"
+            )
 
     def constant(self, rows: Sequence[Row]) -> Columns:
         labels = self._label_ids(rows)

@@ -64,8 +64,9 @@ class LabelledConfig:
     `{text = "sentence1", text_pair = "sentence2"}`. By default as in training, if the file has
     these columns."""
     bad_rows: BadRows = "refuse"
-    """What to do about rows that do not fit the task, such as those without a label: `refuse` them
-    all in one message, or `skip` them, counted by what is wrong with them."""
+    """What to do about rows that do not fit the task, such as broken lines and rows without a label
+    or with one that the model does not know: `refuse` them all in one message, or `skip` them,
+    counted by what is wrong with them."""
 
 
 @dataclass(frozen=True, kw_only=True)

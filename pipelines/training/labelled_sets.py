@@ -118,13 +118,10 @@ def read_parts(
         usual: the columns of the rows that it was learned from.
     Raises: CorpusError naming what does not fit the task.
     """
-    read = labelled_rows(
-        config.train, "train", kind.shapes(options), partial(kind.checked, options=options), usual
-    )
+    checked = partial((known or kind(options=options)).fitting, trained=True)
+    read = labelled_rows(config.train, "train", kind.shapes(options), checked, usual)
     rows, remarks = few_per_class(read.rows, config.rows_per_class), {TRAIN: read.remarks}
     with rows_of(config.train.source):
-        if known is not None:
-            known.check_rows(rows)
         task = (known or kind.from_rows(rows, options)).trained_at(config.max_length)
     parts = divided(rows, task.groups(rows, task.chosen), config.selection)
     with rows_of(config.train.source):
@@ -139,7 +136,7 @@ def read_parts(
             config.held_out,
             HELD_OUT,
             task.shapes(task.chosen),
-            partial(task.checked, options=task.chosen),
+            task.fitting,
             {**(usual or {}), **config.train.columns},
         )
         parts[HELD_OUT], remarks[HELD_OUT] = read.rows, read.remarks

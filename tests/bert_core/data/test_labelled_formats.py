@@ -122,10 +122,8 @@ def test_a_line_broken_in_two_is_left_out_of_qqp_alone() -> None:
     data = f"{header}\n{broken}\n{row}\n".encode()
     found = labelled_records(data, "train.tsv", "qqp")
     assert (found.broken, found.numbers, found.rows) == (2, [3], 3)
-    with pytest.raises(
-        CorpusError, match=r"a, line 3: wanted 4 columns separated by tabs .*, got 2"
-    ):
-        labelled_records(b"index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n1\ta\n", "a", "wnli")
+    found = labelled_records(f"index\tsentence\n0\ta\n1\n{2}\tb".encode(), "a", "sst2")
+    assert (found.broken, found.numbers, [*found.unread]) == (0, [1, 3], [2])
 
 
 @pytest.mark.parametrize(
@@ -250,9 +248,9 @@ def test_conllu_plus_names_its_columns_in_the_first_line() -> None:
     assert records_of(text, "conllu") == [
         {"id": ["1", "2"], "form": ["a", "c"], "parseme:mwe": ["*", "1:IAV"]}
     ]
-    message = "a.conllu, line 2: wanted 3 columns between tabs (id, form, parseme:mwe), got 2"
-    with pytest.raises(CorpusError, match=re.escape(message)):
-        records_of(text.replace("\t*", ""), "conllu")
+    found = labelled_records(text.replace("\t*", "").encode(), "a", "conllu")
+    message = "line 2: wanted 3 columns between tabs (id, form, parseme:mwe), got 2 ('1\\ta'): corr"
+    assert found.unread[1].startswith(message)
 
 
 CONLLU = """\
@@ -297,15 +295,6 @@ def test_conllu_is_words_without_ranges_empty_nodes_and_remarks(ending: str) -> 
 @pytest.mark.parametrize(
     ("text", "name", "message"),
     [
-        ("a B-x\nb\n", "conll", "a.conll, line 2: wanted 2 columns, got 1 ('b'): correct the line"),
-        ("a\tO\nb\tx\tO\n", "conll", "a.conll, line 2: wanted 2 columns, got 3"),
-        ("a\tx\tO\n\nb\tO\n", "conll", "a.conll, line 3: wanted 3 columns, got 2 ('b\\tO')"),
-        (
-            "1\ta\n",
-            "conllu",
-            "a.conllu, line 1: wanted 10 columns between tabs (id, form, lemma, upos, xpos, feats, "
-            "head, deprel, deps, misc), got 2 ('1\\ta'): correct the line",
-        ),
         ('{"data": [{"paragraphs": [{}]}]}', "squad", "at question 1 there is no 'qas'"),
         ('{"data": ', "squad", "a.squad: wanted JSON, as in the format squad, it is not JSON ("),
         (
@@ -349,8 +338,6 @@ def test_clinc_has_its_rows_that_are_out_of_scope() -> None:
     data = {"val": [["hi there", "greeting"]], "oos_val": [["blue", "oos"]], "train": []}
     found = records_of(json.dumps(data), "clinc_val")
     assert found == [{"text": "hi there", "intent": "greeting"}, {"text": "blue", "intent": "oos"}]
-    with pytest.raises(CorpusError, match="wanted a list of text and intent in 'val', found"):
-        records_of(json.dumps({"val": [["hi", "there", "greeting"]]}), "clinc_val")
 
 
 # Rows of each file as its authors count them.

@@ -216,9 +216,10 @@ def test_rows_without_an_answer_are_scored_for_a_model_that_gives_always_one() -
 
 
 def test_a_question_without_an_answer_needs_its_option() -> None:
-    with pytest.raises(CorpusError, match=r"row 1: wanted an answer, .* set options.no_answer"):
-        QuestionAnswering.from_rows([row_of("ab")])
-    assert QuestionAnswering.from_rows([row_of("ab")], WITH_NONE.chosen).chosen.no_answer
+    (fault,) = TASK.fitting([row_of("ab")], trained=True)
+    assert "wanted an answer, got none: set options.no_answer" in str(fault)
+    assert isinstance(fault, InputError)
+    assert WITH_NONE.fitting([row_of("ab")], trained=True) == [row_of("ab")]
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -1,6 +1,8 @@
 """Rows that do not fit a task, whichever source they come from: refused together, or skipped."""
 
 import json
+import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ import pytest
 
 from bert_core.errors import CorpusError
 from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.text_classification import TextClassification
+from bert_core.tasks.token_classification import TokenClassification
 from pipelines.corpus.labelled import (
     BAD,
     STRIPPED,
@@ -133,3 +137,124 @@ def test_rows_that_cannot_be_read_are_bad_rows_too(
     path.write_text(text.splitlines()[0][:4] + ("" if name == "a.jsonl" else ",label\na\n"))
     with pytest.raises(CorpusError, match="none is left"):
         labelled_rows(skipping, "train", shapes)
+
+
+# Of each format a broken row between two good ones, as rows of a table are: where and why.
+TAGS = TokenClassification.shapes()
+LABELS = TextClassification.shapes()
+COLUMNS = "\t".join("_" * 8)
+BROKEN: dict[str, tuple[str | bytes, tuple[type, type], str]] = {
+    "conll, a column too few": (
+        "a B-x\n\nb B-x\nc\nd B-x\n\ne O\n", TAGS, "line 4: wanted 2 columns, got 1 ('c')",
+    ),
+    "conll, a column too many": (
+        "a\tx\tO\n\nb\tO\n\nc\tx\tO", TAGS, "line 3: wanted 3 columns, got 2 ('b\\tO')",
+    ),
+    "conll, first": ("b x O\n\na O\n\nc O", TAGS, "line 1: wanted 2 columns, got 3 ('b x O')"),
+    "conll, not UTF-8": (
+        b"a O\n\nb\xe9 O\n\nc O\n", TAGS, "line 3: wanted UTF-8, byte 0xe9 is not",
+    ),
+    "conllu": (
+        f"1\ta\t{COLUMNS}\n\n1\tb\n\n1\tc\t{COLUMNS}\n", TAGS,
+        "line 3: wanted 10 columns between tabs (id, form, lemma, upos, xpos, feats, head, "
+        "deprel, deps, misc), got 2 ('1\\tb'): correct the line",
+    ),
+    "sst2": (
+        "sentence\tlabel\na\tx\nb\nc\ty\n", LABELS,
+        "line 3: wanted 2 columns separated by tabs (sentence, label), got 1",
+    ),
+    "sst2, not UTF-8": (
+        b"sentence\tlabel\na\tx\n\xff\tx\nc\ty\n", LABELS, "line 3: wanted UTF-8, byte 0xff is",
+    ),
+    "cola, without a header": (
+        "s\t1\t\ta\ns\t0\ns\t0\t*\tc\n", LABELS, "line 2: wanted 4 columns separated by tabs",
+    ),
+    "clinc_train": (
+        json.dumps({"train": [["a", "x"], ["b"], ["c", "y"]]}), LABELS,
+        'pair 2 of train: wanted a list of text and intent, got a list (["b"])',
+    ),
+    "squad": (
+        json.dumps({"data": [{"paragraphs": [{"context": "a b", "qas": [
+            {"question": "q", "answers": []}, {"id": "1"}, {"question": "r", "answers": []}
+        ]}]}]}),
+        QuestionAnswering.shapes(),
+        'question 2: wanted an object with a question, as SQuAD publishes it, got an object ({"id',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_row_of_any_format_is_a_bad_row_like_others(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, shapes, fault = BROKEN[case]
+    path = tmp_path / "a.data"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    config = LabelledConfig(source=str(path), format=case.partition(",")[0])
+    with pytest.raises(CorpusError, match=re.escape(f"{path}, {fault}")):
+        labelled_rows(config, "train", shapes)
+    found = labelled_rows(replace(config, bad_rows="skip"), "train", shapes)
+    assert (len(found.rows), found.remarks[BAD]) == (2, 1)
+    told = capsys.readouterr().out
+    assert f"{path}: left out 1 row: wanted" in told
+    assert "(row " in told
+
+
+EVERY_FITTING = [
+    ("text-classification", ["x", "y"], {}, {"text": "a", "label": "x"}, {"label": "z"}),
+    (
+        "text-classification", ["x", "y"], {"multi_label": True},
+        {"text": "a", "labels": ["x", "y"]}, {"labels": ["x", "z"]},
+    ),
+    (
+        "token-classification", ["B-x", "O"], {"entities": True},
+        {"tokens": ["a"], "tags": ["B-x"]}, {"tags": ["noun"]},
+    ),
+    (
+        "zero-shot-classification", [], {"candidate_labels": ["x", "y"]},
+        {"text": "a", "label": "x"}, {"label": "z"},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "labels", "options", "good", "bad"), EVERY_FITTING)
+def test_rows_whose_labels_a_model_does_not_know_are_bad_rows_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    name: str, labels: list[str], options: dict[str, Any], good: Any, bad: Any,
+) -> None:  # fmt: skip
+    kind = TASKS[name]
+    task = kind(labels, kind.options_of(options))
+    rows = [good, good | bad, good, good | bad]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    config = LabelledConfig(source=str(path))
+    with pytest.raises(CorpusError, match=r"row 2: .*1 other row \(row 4\); 2 of 4 rows in all"):
+        labelled_rows(config, "held_out", task.shapes(task.chosen), task.fitting)
+    config = replace(config, bad_rows="skip")
+    found = labelled_rows(config, "held_out", task.shapes(task.chosen), task.fitting)
+    assert (found.rows, found.remarks[BAD]) == ([good, good], 2)
+    assert "(rows 2, 4)" in capsys.readouterr().out
+
+
+def test_unknown_labels_are_named_each_and_many_are_counted(tmp_path: Path) -> None:
+    path, task = tmp_path / "a.jsonl", TextClassification(["x", "y"])
+    rows = [{"text": "a", "label": f"odd {chr(97 + n % 13)}"} for n in range(26)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with pytest.raises(CorpusError) as raised:
+        labelled_rows(LabelledConfig(source=str(path)), "held_out", task.shapes(), task.fitting)
+    message = str(raised.value)
+    assert (
+        "its label 'odd b' is not one of the training rows' in 2 other rows (rows 2, 15)" in message
+    )
+    assert "; 3 other things are wrong; 26 of 26 rows in all" in message
+
+
+def test_training_questions_without_an_answer_are_bad_rows(tmp_path: Path) -> None:
+    """bert and transformers leave them out of SQuAD 1.1."""
+    good = {"question": "is it", "context": "it is", "answers": [{"text": "it", "answer_start": 0}]}
+    path, task = tmp_path / "a.jsonl", QuestionAnswering()
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in (good, good | {"answers": []})))
+    config = LabelledConfig(source=str(path), bad_rows="skip")
+    trained = partial(task.fitting, trained=True)
+    assert labelled_rows(config, "train", task.shapes(), trained).rows == [good]
+    assert len(labelled_rows(config, "held_out", task.shapes(), task.fitting).rows) == 2
