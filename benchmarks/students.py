@@ -146,7 +146,7 @@ def _answered(line: Line, base: FinetuneConfig, folder: Path) -> LabelledConfig:
     _, labels = kind.shapes(kind.options_of(line.options))
     columns = {field.name: f"{answers.prefix}{field.name}" for field in fields(labels)}
     [part] = Path(answers.output, ROWS).iterdir()
-    return LabelledConfig(source=str(part), columns=columns)
+    return LabelledConfig(source=str(part), columns={**columns})
 
 
 def _rows(source: str) -> int:

@@ -170,7 +170,9 @@ def stage_config(line: Line, model: str, data: Path, scratch: Path) -> FinetuneC
 
     def part(split: str, source: tuple[str, str | None], most: int) -> LabelledConfig:
         path, written_as = source
-        config = LabelledConfig(source=str(data / path), format=written_as, columns=line.columns)
+        config = LabelledConfig(
+            source=str(data / path), format=written_as, columns={**line.columns}
+        )
         rows = read_labelled(config, "train", kind.shapes(options))
         chosen = np.sort(np.random.default_rng(0).permutation(len(rows))[:most])
         target = scratch / f"{split}.jsonl"

@@ -25,6 +25,7 @@ from typing import (
 from bert_core import files
 from bert_core.data.tables import DIVIDERS, ClassLabel
 from bert_core.errors import ConfigError, CorpusError, InputError
+from bert_core.tasks.label_columns import column_per_label, to_name
 from bert_core.wording import as_json, nearest, shown
 
 Row = Mapping[str, Any]
@@ -315,6 +316,8 @@ def _check_columns(
             continue
         present = [*map(str, records[0])]
         known = next((instead[other] for other in present if other in instead), None)
+        if known is None and name == column_per_label(shapes[-1]):
+            known = to_name(records, setting, name)
         hint = nearest(column, present) if known is None else ""
         way_out = (
             f"say with {setting}.{name} which holds the {name}"

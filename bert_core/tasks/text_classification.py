@@ -57,6 +57,7 @@ class SeveralLabels:
     instead: ClassVar[Mapping[str, str]] = {
         "label": "with one label in each row, leave options.multi_label out"
     }
+    column_per_label: ClassVar[str] = "labels"
 
     labels: list[Label]
     """The labels' names; empty if there are none."""
@@ -180,7 +181,9 @@ class TextClassification(TextTask):
                 raise CorpusError(
                     f"rows: wanted the names of the labels that a text has, got {max(widths)} of "
                     f"{' and '.join(sorted(names))} in every row, which look like a column per "
-                    f'label: write the names of those that apply, such as ["files", "maths"]'
+                    "label: write the names of those that apply, such as "
+                    '["files", "maths"], or name the places in order: '
+                    'columns.labels \'["files", "maths"]\''
                 )
         return super().checked(rows, options, learned=learned)
 

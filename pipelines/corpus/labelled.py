@@ -13,6 +13,7 @@ from bert_core import files
 from bert_core.data.labelled_formats import LabelledFile, labelled_records
 from bert_core.data.tables import with_classes
 from bert_core.errors import ConfigError, CorpusError, InputError
+from bert_core.tasks.label_columns import holds_ticks, with_names
 from bert_core.tasks.shapes import (
     BadRow,
     LabelledRows,
@@ -23,6 +24,7 @@ from bert_core.tasks.shapes import (
     told_of,
     unused_fields,
 )
+from bert_core.wording import as_json
 from pipelines.corpus import docstrings, hub
 from pipelines.corpus.config import DOCSTRINGS
 from pipelines.runtime.progress import counted, say
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "held_out"]
 BadRows = Literal["refuse", "skip"]
+Columns = Mapping[str, list[str] | str]
+"""Field of a task → its column, or the names of its labels."""
 Checked = Callable[[Sequence[Row]], list[Row | InputError]]
 """`Task.checked` with the task's options."""
 BAD, STRIPPED = "rows_left_out_as_bad", "labels_with_spaces_removed"
@@ -59,10 +63,11 @@ class LabelledConfig:
     format: str | None = None
     """Format of the file, as listed by `raybert list formats`; by default a table: .csv, .tsv,
     .jsonl, .json or .parquet."""
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, list[str] | str] = field(default_factory=dict)
     """Field of the task → its column, if that has another name:
-    `{text = "sentence1", text_pair = "sentence2"}`. By default as in training, if the file has
-    these columns."""
+    `{text = "sentence1", text_pair = "sentence2"}`. For a column per label, which holds 0 or 1, or
+    for lists of these, the names of all labels in order: `{labels = ["toxic", "insult"]}`. By
+    default as in training, if the file has these columns."""
     bad_rows: BadRows = "refuse"
     """What to do about rows that do not fit the task, such as broken lines and rows without a label
     or with one that the model does not know: `refuse` them all in one message, or `skip` them,
@@ -115,7 +120,7 @@ def read_labelled(
     split: Split,
     shapes: tuple[type, type],
     checked: Checked | None = None,
-    usual: Mapping[str, str] | None = None,
+    usual: Columns | None = None,
     setting: str | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of `labelled_rows` alone."""
@@ -127,7 +132,7 @@ def labelled_rows(
     split: Split,
     shapes: tuple[type, type],
     checked: Checked | None = None,
-    usual: Mapping[str, str] | None = None,
+    usual: Columns | None = None,
     setting: str | None = None,
 ) -> RowsRead:
     """Rows with the fields of a task's shapes, as the task reads them.
@@ -145,23 +150,30 @@ def labelled_rows(
         names = [path.rpartition("/")[2] for path in paths]
         more = f" and {len(names) - 3:,} more files" if len(names) > 3 else ""
         say(f"{config.source} ({split}): {', '.join(names[:3])}{more}")
-    found = {path: _read(path, config) for path in paths}
+    setting = f"--{setting or split}.columns"
+    found: dict[str, tuple[LabelledFile, list[BadRow]]] = {}
     columns_of: dict[str, dict[str, str]] = {}
-    for path, (of_file, unread) in found.items():
+    for path in paths:
+        of_file = _read(path, config)
         if of_file.broken:
             say(f"{path}: left out {counted(of_file.broken, 'broken line')}")
-        if unread and not of_file.records:
-            raise CorpusError(f"{told_of(unread, of_file.rows)}: none is left")
         kept = _kept(usual or {}, config.columns, shapes, of_file.records)
         if kept:
-            listed = ", ".join(f'{name} = "{column}"' for name, column in kept.items())
+            listed = ", ".join(f"{name} = {as_json(column)}" for name, column in kept.items())
             say(f"{path}: columns {{{listed}}}, as in training, since others are not given")
-        columns_of[path] = of_file.columns | kept | config.columns
+        columns: dict[str, str] = {}
+        for name, column in {**of_file.columns, **kept, **config.columns}.items():
+            if isinstance(column, str):
+                columns[name] = column
+            else:
+                of_file = with_names(of_file, path, shapes[1], name, column, setting)
+        found[path], columns_of[path] = (of_file, _unread(of_file, path)), columns
+        if of_file.unread and not of_file.records:
+            raise CorpusError(f"{told_of(found[path][1], of_file.rows)}: none is left")
     # A column is meant for other tasks if it is empty in all files.
     unused = set.intersection(
         *(unused_fields(found[path][0].records, shapes, columns_of[path]) for path in paths)
     )
-    setting = f"--{setting or split}.columns"
     read = {
         path: _in_file(
             of_file,
@@ -212,22 +224,28 @@ def _in_file(
 
 
 def _kept(
-    usual: Mapping[str, str],
-    given: Mapping[str, str],
-    shapes: tuple[type, type],
-    records: Sequence[Row],
-) -> dict[str, str]:
+    usual: Columns, given: Columns, shapes: tuple[type, type], records: Sequence[Row]
+) -> dict[str, list[str] | str]:
     """The usual columns of the fields that are not given a column, if the records have them."""
     names = {field.name for shape in shapes for field in fields(shape)} - given.keys()
-    taken = set(given.values())
+    taken = {name for column in given.values() for name in _listed(column)}
     return {
         name: column
         for name, column in usual.items()
-        if name in names and column not in taken and any(column in record for record in records)
+        if name in names
+        and taken.isdisjoint(_listed(column))
+        and (
+            any(all(one in record for one in _listed(column)) for record in records)
+            or (isinstance(column, list) and holds_ticks(records, name, column))
+        )
     }
 
 
-def usual_columns(bundle: "Bundle", task: str) -> dict[str, str]:
+def _listed(column: list[str] | str) -> list[str]:
+    return [column] if isinstance(column, str) else column
+
+
+def usual_columns(bundle: "Bundle", task: str) -> dict[str, list[str] | str]:
     """The `columns` of the rows that a bundle has learned this task from; none if it has not."""
     lineage: Mapping[str, Any] = bundle.lineage
     if bundle.task is None or bundle.task.name != task:
@@ -263,17 +281,22 @@ def _checked(
     return [dict(row) for row in taken if not isinstance(row, InputError)], bad
 
 
-def _read(path: str, config: LabelledConfig) -> tuple[LabelledFile, list[BadRow]]:
-    """A file, and its rows that cannot be read; comments are reported."""
+def _read(path: str, config: LabelledConfig) -> LabelledFile:
+    """A file; its comments are reported."""
     found = labelled_records(files.read_contents(path), path, config.format)
     if found.comments:
         told = f"{counted(len(found.comments), 'comment')} ({found.comments[0][:60]}, …)"
         say(f"{path}: passed over {told}")
+    return found
+
+
+def _unread(of_file: LabelledFile, path: str) -> list[BadRow]:
+    """The rows of a file that cannot be read."""
     unread = []
-    for number, why in found.unread.items():
+    for number, why in of_file.unread.items():
         place, _, fault = why.partition(": ")
         unread.append(BadRow(path, number, fault, place))
-    return found, unread
+    return unread
 
 
 @contextmanager
@@ -303,9 +326,9 @@ def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]
     path = config.source
     if not files.exists(path):
         raise CorpusError(f"{path}: wanted a file of rows, there is none: check the path")
-    found, unread = _read(path, config)
-    if unread:
-        raise CorpusError(told_of(unread, found.rows))
+    found = _read(path, config)
+    if found.unread:
+        raise CorpusError(told_of(_unread(found, path), found.rows))
     if found.broken:
         raise CorpusError(
             f"{path}: wanted as many columns in every line as in the header, "
@@ -313,7 +336,8 @@ def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]
         )
     names = {field.name for field in fields(shape)}
     columns = {name: column for name, column in found.columns.items() if name in names}
-    return labelled(found.records, (shape, Unlabelled), columns | config.columns, path)
+    columns |= {name: one for name, one in config.columns.items() if isinstance(one, str)}
+    return labelled(found.records, (shape, Unlabelled), columns, path)
 
 
 def labelled_input(name: str, config: LabelledConfig, split: Split) -> DatasetInput:

@@ -1,6 +1,6 @@
 """The labelled sets of a training stage, and what each is for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,13 @@ from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
 from bert_core.wording import nearest, one_of, without_secrets
-from pipelines.corpus.labelled import labelled_input, labelled_rows, rows_of, usual_columns
+from pipelines.corpus.labelled import (
+    Columns,
+    labelled_input,
+    labelled_rows,
+    rows_of,
+    usual_columns,
+)
 from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, print_remarks, say
 from pipelines.training.config import LabelledTrainingConfig
@@ -109,7 +115,7 @@ def read_parts(
     kind: "type[Task]",
     options: Any,
     known: "Task | None" = None,
-    usual: Mapping[str, str] | None = None,
+    usual: Columns | None = None,
 ) -> Parts:
     """The task as the training rows define it, and the rows of each set.
 

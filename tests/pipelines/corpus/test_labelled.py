@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bert_core.errors import CorpusError
+from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.question_answering import QuestionAnswering
-from bert_core.tasks.text_classification import TextClassification
+from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
 from bert_core.tasks.token_classification import TokenClassification
 from pipelines.corpus.labelled import (
     BAD,
@@ -93,7 +93,7 @@ def test_the_columns_of_training_are_taken_where_none_are_given(
 
     def rows(record: dict[str, str], **columns: str) -> list[dict[str, Any]]:
         path.write_text(json.dumps(record))
-        source = LabelledConfig(source=str(path), columns=columns)
+        source = LabelledConfig(source=str(path), columns={**columns})
         return labelled_rows(source, "held_out", shapes, usual=usual).rows
 
     wanted = [{"text": "a", "label": "x"}]
@@ -258,3 +258,94 @@ def test_training_questions_without_an_answer_are_bad_rows(tmp_path: Path) -> No
     trained = partial(task.fitting, trained=True)
     assert labelled_rows(config, "train", task.shapes(), trained).rows == [good]
     assert len(labelled_rows(config, "held_out", task.shapes(), task.fitting).rows) == 2
+
+
+# As Jigsaw's and GoEmotions' CSV files are, and lists as transformers' multi-label models take.
+JIGSAW = "id,comment_text,toxic,insult\n1,a,1,0\n2,b,0,0\n3,c,1,1\n"
+PER_LABEL: dict[str, tuple[str, str]] = {
+    "csv": ("a.csv", JIGSAW),
+    "csv, as pandas writes floats and booleans": (
+        "a.csv", "comment_text,toxic,insult\na,1.0,False\nb,0.0,False\nc,1.0,True\n",
+    ),
+    "jsonl": (
+        "a.jsonl",
+        '{"comment_text": "a", "toxic": 1, "insult": 0}\n'
+        '{"comment_text": "b", "toxic": false, "insult": 0.0}\n'
+        '{"comment_text": "c", "toxic": true, "insult": 1.0}\n',
+    ),
+    "lists": (
+        "a.jsonl",
+        '{"comment_text": "a", "labels": [1.0, 0.0]}\n{"comment_text": "b", "labels": [0, 0]}\n'
+        '{"comment_text": "c", "labels": [1, 1]}\n',
+    ),
+}  # fmt: skip
+SEVERAL = TextClassificationOptions(multi_label=True)
+NAMED: dict[str, list[str] | str] = {"text": "comment_text", "labels": ["toxic", "insult"]}
+ASSIGNED = [
+    {"text": "a", "labels": ["toxic"]},
+    {"text": "b", "labels": []},
+    {"text": "c", "labels": ["toxic", "insult"]},
+]
+
+
+def several(config: LabelledConfig, usual: Any = None) -> Any:
+    task = TextClassification(["insult", "toxic"], SEVERAL)
+    return labelled_rows(config, "train", task.shapes(SEVERAL), task.fitting, usual)
+
+
+@pytest.mark.parametrize("case", PER_LABEL)
+def test_labels_may_have_a_column_each(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, text = PER_LABEL[case]
+    (tmp_path / name).write_text(text)
+    config = LabelledConfig(source=str(tmp_path / name), columns=NAMED)
+    assert several(config).rows == ASSIGNED
+    assert several(replace(config, columns={}), NAMED).rows == ASSIGNED, "as in training"
+    told = capsys.readouterr().out
+    assert 'columns {text = "comment_text", labels = ["toxic", "insult"]}, as in training' in told
+
+
+def test_a_cell_other_than_0_and_1_makes_a_bad_row(tmp_path: Path) -> None:
+    """Jigsaw's test set has -1 in rows that are not scored, and its shares of annotators."""
+    path = tmp_path / "a.csv"
+    path.write_text(f"{JIGSAW}4,d,-1,-1\n5,e,0.83,0\n6,f,,0\n")
+    config = LabelledConfig(source=str(path), columns=NAMED)
+    message = "row 4: wanted 0 or 1 in the column 'toxic', got text (\"-1\"): correct the row"
+    with pytest.raises(CorpusError, match=re.escape(message)):
+        several(config)
+    found = several(replace(config, bad_rows="skip"))
+    assert (found.rows, found.remarks[BAD]) == (ASSIGNED, 3)
+
+
+def test_a_column_per_label_is_refused_with_the_setting_that_takes_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(JIGSAW)
+    config = LabelledConfig(source=str(path), columns={"text": "comment_text"})
+    with pytest.raises(CorpusError) as raised:
+        several(config)
+    listed = re.findall(r"--train\.columns\.labels '(.*)'", str(raised.value))
+    assert json.loads(listed[0]) == ["toxic", "insult"]
+    wrong: tuple[tuple[dict[str, list[str] | str], str], ...] = (
+        ({"labels": ["toxic", "insolt"]}, "wanted a column 'insolt', there are: id, comment_text"),
+        ({"labels": ["toxic", "toxic"]}, "wanted the name of each label once"),
+        ({"text": ["toxic"]}, r"columns\.text: wanted the name of a column, got a list"),
+    )
+    for columns, message in wrong:
+        with pytest.raises((ConfigError, CorpusError), match=message):
+            several(replace(config, columns={**config.columns, **columns}))
+    with pytest.raises(ConfigError, match="only the labels of texts with any number of them"):
+        labelled_rows(replace(config, columns=NAMED), "train", TextClassification.shapes())
+
+
+def test_columns_of_labels_can_be_named_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:
+    from pipelines.configure import parser_for
+
+    others = ["--model", "m", "--output", "o"]
+    given = ["--train.columns.text", "comment_text", "--train.columns.labels", '["toxic","insult"]']
+    parsed = parser_for("finetune").parse_args([*given, *others])
+    assert parsed.train.columns == NAMED
+    path = tmp_path / "a.toml"
+    path.write_text('[train]\ncolumns = {text = "comment_text", labels = ["toxic", "insult"]}\n')
+    parsed = parser_for("finetune").parse_args(["--config", str(path), *others])
+    assert parsed.train.columns == NAMED

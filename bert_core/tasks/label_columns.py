@@ -1,0 +1,120 @@
+"""Labels of a row given as a column per label, or as a list, of 0 and 1: their names.
+
+That is how Jigsaw's and GoEmotions' CSV files, and data sets for transformers' multi-label models,
+are published.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bert_core.data.json_rows import Unread
+from bert_core.data.labelled_formats import LabelledFile
+from bert_core.errors import ConfigError, CorpusError
+from bert_core.wording import nearest, shown
+
+Row = Mapping[str, Any]
+_TICKS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
+_LOOKED_AT = 100
+"""Rows, to find columns that hold only 0 and 1."""
+
+
+def with_names(
+    of_file: LabelledFile, source: str, target: type, field: str, names: Sequence[str], setting: str
+) -> LabelledFile:
+    """The records with the names of the labels that each has, in the column `field`; those with
+    something other than 0 and 1 are among the unread.
+
+    Args:
+        target: shape of the expected answer.
+        names: of all labels: columns of the records, or what the places of a list in `field` mean.
+        setting: what the user calls the columns, for messages.
+    Raises: ConfigError if the field cannot be given so; CorpusError naming a column that is
+        missing.
+    """
+    if field != column_per_label(target):
+        raise ConfigError(
+            f"{setting}.{field}: wanted the name of a column, got a list: only the labels of texts "
+            "with any number of them may have a column each (options.multi_label)"
+        )
+    if not names or len({*names}) < len(names):
+        raise ConfigError(
+            f"{setting}.{field}: wanted the name of each label once, got {shown([*names])}"
+        )
+    in_list = holds_ticks(of_file.records, field, names)
+    missing = [name for name in names if not any(name in record for record in of_file.records)]
+    if missing and of_file.records and not in_list:
+        present = [*map(str, of_file.records[0])]
+        raise CorpusError(
+            f"{source}: wanted a column {missing[0]!r}, there are: {', '.join(present)}"
+            f"{nearest(missing[0], present)}: give the names of columns that hold 0 or 1, or of "
+            f"the places of a list of {len(names)} of these in the column {field!r}"
+        )
+    records: list[Row] = []
+    numbers: list[int] = []
+    unread = dict(of_file.unread)
+    for number, record in zip(of_file.numbers, of_file.records, strict=True):
+        cells = record.get(field) if in_list else [record.get(name) for name in names]
+        labels = _labels(cells, names, field if in_list else None)
+        if isinstance(labels, Unread):
+            unread[number] = Unread(f"row {number}: {labels}")
+        else:
+            records.append({**record, field: labels})
+            numbers.append(number)
+    return replace(of_file, records=records, numbers=numbers, unread=unread)
+
+
+def column_per_label(target: type) -> str | None:
+    """The field of a target that may be given as a column per label, if it has one."""
+    return getattr(target, "column_per_label", None)
+
+
+def holds_ticks(records: Sequence[Row], field: str, names: Sequence[str]) -> bool:
+    """Whether a column holds a list of 0 and 1 for labels with these names, in some row."""
+    return any(
+        isinstance(cell := record.get(field), list)
+        and len(cell) == len(names)
+        and all(_tick(each) is not None for each in cell)
+        for record in records[:_LOOKED_AT]
+    )
+
+
+def to_name(records: Sequence[Row], setting: str, field: str) -> str | None:
+    """How to name the columns that hold only 0 and 1; None if fewer than two do."""
+    looked_at = records[:_LOOKED_AT]
+    ticked = [
+        str(name)
+        for name in looked_at[0]
+        if all(_tick(record.get(name)) is not None for record in looked_at)
+    ]
+    if len(ticked) < 2:
+        return None
+    listed = json.dumps(ticked, ensure_ascii=False)
+    return f"with a column per label, name those of labels: {setting}.{field} '{listed}'"
+
+
+def _labels(cells: Any, names: Sequence[str], column: str | None) -> list[str] | Unread:
+    """The names of the cells that are 1. `column` holds them all; otherwise each has its own."""
+    if not isinstance(cells, list) or len(cells) != len(names):
+        return Unread(
+            f"wanted a list of {len(names)} times 0 or 1 in the column {column!r}, got "
+            f"{shown(cells)}: correct the row, or remove it"
+        )
+    ticks = [_tick(cell) for cell in cells]
+    if None in ticks:
+        place = ticks.index(None)
+        return Unread(
+            f"wanted 0 or 1 in the column {column or names[place]!r}, got {shown(cells[place])}: "
+            "correct the row, or remove it"
+        )
+    return [name for name, tick in zip(names, ticks, strict=True) if tick]
+
+
+def _tick(cell: Any) -> bool | None:
+    """Whether a cell says that a label applies; None if it is neither 0 nor 1."""
+    if isinstance(cell, str):
+        return _TICKS.get(cell.strip().casefold())
+    if isinstance(cell, bool | int | float) and cell in (0, 1):
+        return bool(cell)
+    return None
