@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from bert_core import files
 from bert_core.data.formats import Errors, decode_utf8
 from bert_core.errors import CorpusError
 
@@ -117,7 +118,7 @@ def json_rows(data: bytes, source: str, *, keep: bool = False) -> list[Any]:
     rows: list[Any] = []
     for where, line in named:
         try:
-            rows.append(json_object(line, f"{source}, {where}"))
+            rows.append(json_object(line, source, where))
         except CorpusError as error:
             if not keep:
                 raise
@@ -136,7 +137,7 @@ def jsonl_rows(
     for line in data.splitlines(keepends=True):
         if line.removeprefix(codecs.BOM_UTF8).strip():
             try:
-                yield json_object(line, f"{source}, the line at byte {offset:,}", offset)
+                yield json_object(line, source, f"the line at byte {offset:,}", offset)
             except CorpusError:
                 if errors == "fail":
                     raise
@@ -144,8 +145,12 @@ def jsonl_rows(
         offset += len(line)
 
 
-def json_object(line: bytes, where: str, offset: int = 0) -> dict[str, Any]:
-    """The object on a line that begins at byte `offset`. Raises: CorpusError naming `where`."""
+def json_object(line: bytes, source: str, place: str, offset: int = 0) -> dict[str, Any]:
+    """The object on a line that begins at byte `offset`.
+
+    Raises: CorpusError naming file and place, also for a whole table as pandas writes it.
+    """
+    where = f"{source}, {place}"
     text = decode_utf8(line, where, offset).removeprefix("\ufeff")
     value = json_value(text, f"{where}: wanted a JSON object")
     if not isinstance(value, dict):
@@ -153,7 +158,44 @@ def json_object(line: bytes, where: str, offset: int = 0) -> dict[str, Any]:
             f"{where}: wanted a JSON object, got {_NAMES.get(type(value), 'a value')}: correct or "
             "remove it"
         )
+    if (made := _of_pandas(value)) is not None:
+        orient, frame = made
+        raise CorpusError(
+            f"{where}: wanted an object per row, got a whole table, as pandas' to_json writes it "
+            f"with orient={orient!r}: write it with orient='records', lines=True, or "
+            f"{_to_rows(frame, source)}"
+        )
     return value
+
+
+def _of_pandas(value: dict[str, Any]) -> tuple[str, str] | None:
+    """How pandas' `to_json` wrote a table, unless by records, and how Python reads it back from
+    `{}`. Source: pandas 3.1, `DataFrame.to_json`; by columns and by index, with numbered rows."""
+    if [*value] == ["columns", "index", "data"]:
+        return "split", "pandas.DataFrame(**{})"
+    if [*value] == ["schema", "data"] and "pandas_version" in (value["schema"] or ()):
+        return "table", "pandas.DataFrame({}['data'])"
+    cells = value.values()
+    if not value or not all(isinstance(each, dict) and each for each in cells):
+        return None
+    if len({tuple(each) for each in cells}) > 1:
+        return None
+    if all(name.isdecimal() for name in next(iter(cells))):
+        return "columns", "pandas.DataFrame({})"
+    if all(name.isdecimal() for name in value):
+        return "index", "pandas.DataFrame({}.values())"
+    return None
+
+
+def _to_rows(frame: str, source: str) -> str:
+    first = "convert it with"
+    if files.suffixes(source)[1]:
+        source, first = source.rpartition(".")[0], f"decompress it, and {first}"
+    frame = frame.format(f"json.load(open({source!r}, encoding='utf-8'))")
+    target = f"{source.removesuffix('.json')}.rows.jsonl"
+    return (
+        f"{first} `{frame}.to_json({target!r}, orient='records', lines=True, double_precision=15)`"
+    )
 
 
 _NAMES: dict[type, str] = {

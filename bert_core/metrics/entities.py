@@ -3,8 +3,10 @@
 Entities are read as conlleval reads them (Tjong Kim Sang and Buchholz 2000): one begins at a `B`,
 or where the type differs from the previous one; so an `I` without a `B` begins one too, and nothing
 is lost from tags that break their scheme. An `E` ends one, as in conlleval, and so do `S`, `L` and
-`U`, which it does not know. All schemes are read by this one rule, so no entity changes if a scheme
-is recognised wrongly or several fit.
+`U`, which it does not know. One case differs: after an `E`, a `B` of the same type begins another
+entity, as in seqeval, where conlleval (version of 2004-01-26) has no rule and goes on with the
+first. All schemes are read by this one rule, so no entity changes if a scheme is recognised wrongly
+or several fit.
 
 Tags may be a prefix alone, `B`, `I` and `O`: entities of one type without a name.
 """

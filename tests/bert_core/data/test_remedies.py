@@ -4,10 +4,12 @@ import ast
 import csv
 import gzip
 import io
+import json
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -58,6 +60,17 @@ def sheet() -> bytes:
     return sink.getvalue()
 
 
+def by_pandas(orient: str, **options: Any) -> Callable[[], bytes]:
+    """What pandas itself writes."""
+
+    def written() -> bytes:
+        import pandas as pd
+
+        return pd.DataFrame(ROWS).to_json(orient=orient, **options).encode()
+
+    return written
+
+
 # The name of a file, its contents, and the rows that it should come to.
 CASES: dict[str, tuple[str, Callable[[], bytes], list[dict[str, str]]]] = {
     "semicolons": ("a.csv", lambda: delimited(";"), ROWS),
@@ -70,6 +83,17 @@ CASES: dict[str, tuple[str, Callable[[], bytes], list[dict[str, str]]]] = {
     "WINDOWS-1252": ("a.csv", lambda: delimited(",").decode().encode("cp1252"), ROWS),
     "an Arrow file": ("a.arrow", lambda: arrow(pa.ipc.new_file), ROWS),
     "an Arrow stream": ("a.arrow", lambda: arrow(pa.ipc.new_stream), ROWS),
+    "pandas, by columns": ("a.json", by_pandas("columns"), ROWS),
+    "pandas, by columns, as lines": ("a.jsonl", by_pandas("columns"), ROWS),
+    "pandas, by columns, indented": ("a.json", by_pandas("columns", indent=2), ROWS),
+    "pandas, by columns, packed": (
+        "a.json.gz",
+        lambda: gzip.compress(by_pandas("columns")()),
+        ROWS,
+    ),
+    "pandas, by index": ("a.json", by_pandas("index"), ROWS),
+    "pandas, split": ("a.json", by_pandas("split"), ROWS),
+    "pandas, table": ("a.json", by_pandas("table", index=False), ROWS),
     "a sheet": ("a.xlsx", sheet, [row | {"text": row["text"].replace("\r", "")} for row in ROWS]),
 }
 COMMAND = re.compile(r"`([^`]+)`")
@@ -97,7 +121,7 @@ def follow(message: str, path: Path) -> Path:
         return new
     import pandas as pd
 
-    exec(command, {"csv": csv, "pandas": pd, "pyarrow": pa})
+    exec(command, {"csv": csv, "json": json, "pandas": pd, "pyarrow": pa})
     [new] = {*path.parent.iterdir()} - before
     return new
 
@@ -129,7 +153,7 @@ def commands_in(path: Path) -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in inside | notes
     ]
-    return {found[1] for text in texts for found in re.finditer(r"`([a-z_.]+)[ (]", text)}
+    return {found[1] for text in texts for found in re.finditer(r"`([a-z_.…]+)[ (]", text)}
 
 
 def test_every_command_that_a_reader_names_is_run_here() -> None:
@@ -141,7 +165,7 @@ def test_every_command_that_a_reader_names_is_run_here() -> None:
     ]
     named = set.union(*map(commands_in, readers)) - {"raybert"}  # the documentation runs these
     assert named == {
-        "csv.writer", "iconv", "pandas.read_excel", "pyarrow.parquet.write_table",
+        "csv.writer", "iconv", "pandas.read_excel", "pyarrow.parquet.write_table", "….to_json",
     }  # fmt: skip
 
 
