@@ -34,6 +34,7 @@ _LIKE_WORDS = (b"ORC", b"ARROW1", b"%PDF-")
 _POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 _PAGE = re.compile(rb"\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
 _SHEET = (
+    "with openpyxl installed, "
     "`pandas.read_excel({path!r}, dtype=str, keep_default_na=False)"
     ".to_csv({target!r}, index=False)`"
 )
