@@ -32,7 +32,7 @@ from serve.cluster.applications import (
     start,
     stop_taking,
 )
-from serve.cluster.capacity import check_room
+from serve.cluster.capacity import check_memory, check_room
 from serve.cluster.haproxy_launcher import CONNECTIONS, DESCRIPTORS, possible_connections
 from serve.config import SETTINGS, ServeConfig, models_of
 from serve.observe import tracing
@@ -94,6 +94,8 @@ def run(config: ServeConfig) -> None:
     with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
         check(config)
         models = find(config, lambda name: print(f"loading {name}", flush=True))
+        if not config.together:
+            check_memory(models_of(config), models)
         try:
             print("starting Ray Serve", flush=True)
             start(config)

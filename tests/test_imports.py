@@ -27,6 +27,7 @@ MAY_READ_ENVIRONMENT = (
     "pipelines/runtime/ray_token.py",
     "tracking/",
     "serve/cluster/haproxy_launcher.py",
+    "serve/cluster/pass_of_proxy.py",
 )
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"}
 

@@ -19,6 +19,7 @@ from bert_core.bundle.layout import (
     path_of,
     read_json,
 )
+from bert_core.bundle.memory import check_header
 from bert_core.containment import check_name, has_file
 from bert_core.errors import FormatError
 from bert_core.tasks.base import Task
@@ -44,8 +45,6 @@ from bert_core.wording import first_line
 WEIGHTS_INDEX, OLD_WEIGHTS = "model.safetensors.index.json", "pytorch_model.bin"
 WEIGHT_FORMS = (WEIGHTS, WEIGHTS_INDEX, OLD_WEIGHTS, f"{OLD_WEIGHTS}.index.json")
 """Files that weights are read from, or the index of their parts; the first that exists counts."""
-MOST_HEADER_BYTES = 2 << 20
-"""Of a safetensors file, some 20,000 tensors; DeBERTa-v2-xxlarge's has 0.1 MB."""
 # The files of a bundle without `raybert.json`.
 FOREIGN_FILES = (
     CONFIG,
@@ -113,16 +112,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file.
 
-    Raises: FormatError if its header is larger than `MOST_HEADER_BYTES`; SafetensorError if the
-        file is damaged.
+    Raises: see `check_header`; SafetensorError if the file is damaged.
     """
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-    if MOST_HEADER_BYTES < header_bytes < path.stat().st_size:
-        raise FormatError(
-            f"{path.name}: wanted a header of at most {MOST_HEADER_BYTES:,} bytes, got "
-            f"{header_bytes:,}, which name more tensors than an encoder has: copy it again"
-        )
+    check_header(path)
     return load_file(path)
 
 

@@ -22,6 +22,7 @@ from bert_core.bundle.foreign import (
     read_weights,
     task_of_modules,
     task_of_transformers,
+    weight_files,
 )
 from bert_core.bundle.layout import (
     CONFIG,
@@ -36,6 +37,7 @@ from bert_core.bundle.layout import (
     names_in,
     read_json,
 )
+from bert_core.bundle.memory import available_bytes, check_memory, needed_bytes
 from bert_core.bundle.record import (
     Record,
     bundle_digest,
@@ -110,6 +112,8 @@ class Bundle:
     unread_modules: str = ""
     """The modules by which sentence-transformers computes its vectors, where this project cannot
     compute them."""
+    memory_bytes: int = 0
+    """Memory that its weights take at least, once they are loaded."""
 
     def examples_for(self, task: Task) -> tuple[Any, ...]:
         """`examples`, if they are inputs of this task."""
@@ -241,6 +245,9 @@ def load_bundle(folder: str | Path) -> Bundle:
     try:
         config = encoder_config_from_huggingface(entries)
         name = class_name(entries)
+        loaded = weight_files(folder) if graph is None else [graph]
+        memory_bytes = needed_bytes(folder / name for name in loaded)
+        check_memory(memory_bytes, available_bytes(), str(folder))
         weights = {} if graph else read_weights(folder)
         state = from_huggingface(weights, config, name)
         if not graph:
@@ -286,6 +293,7 @@ def load_bundle(folder: str | Path) -> Bundle:
         trained_rows=_trained_rows(folder) if TRAINED_ROWS in sha256s else NO_ROWS,
         examples=() if record is None else tuple(record.examples),
         unread_modules=unread_modules,
+        memory_bytes=memory_bytes,
     )
 
 

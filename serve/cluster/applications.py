@@ -30,6 +30,10 @@ from tracking.store.server import tracking_uri
 HEALTH_CHECK_PERIOD_S = 2.0
 """How often Serve asks a replica for its health, which is how it notices that one has died. The
 question costs nothing while passes succeed; with Serve's 10 s, so long no replica may be there."""
+HEALTH_CHECK_TIMEOUT_S = 12.0
+"""How long Serve waits for the answer. After three in a row that do not come, as from a process
+that is stopped, it ends the replica, and HAProxy asks another one; with Serve's 30 s, clients would
+have given up."""
 POLL_S = 0.2
 CONTROLLER_TIMEOUT_S = 10.0
 
@@ -153,6 +157,7 @@ def _options(
         "backpressure_config": {"status_code": 429, "retry_after_s": 1},
         "graceful_shutdown_timeout_s": config.drain_s,
         "health_check_period_s": HEALTH_CHECK_PERIOD_S,
+        "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
     }
     if num_cpus is not None:
         return options | {"ray_actor_options": {"num_cpus": num_cpus}}
@@ -234,7 +239,10 @@ def start(config: ServeConfig) -> None:
     pem = certificate(config.tls_certificate)
     apart = stands_apart(config)
     environment = haproxy.settings(
-        enabled=config.haproxy, certificate=pem, host=config.host if apart else None
+        enabled=config.haproxy,
+        certificate=pem,
+        host=config.host if apart else None,
+        is_joined=not apart,
     )
     haproxy.remove_files(ray.get_runtime_context().get_node_id())
     environment |= tracing.environment(config.otlp_endpoint)

@@ -7,8 +7,10 @@ from typing import Literal
 
 import ray
 
+from bert_core.bundle.memory import available_bytes
 from bert_core.errors import ResourceError
 from serve.config import ModelConfig
+from serve.versions.plan import Deployable
 
 Kind = Literal["CPU", "GPU"]
 
@@ -29,6 +31,42 @@ def check_room(models: Mapping[str, ModelConfig], *, together: bool) -> None:
                 f"wanted {needed} {kind}s ({_breakdown(kind, models, together=together)}), the Ray "
                 f"cluster has {available:g}: {', or '.join(_ways(kind, models, together=together))}"
             )
+
+
+def check_memory(
+    settings: Mapping[str, ModelConfig],
+    models: Mapping[str, Deployable],
+    *,
+    available: int | None = None,
+) -> None:
+    """Check that the weights of all replicas fit into this machine's memory, if it is the cluster's
+    only one. Each replica checks its own again, wherever it starts.
+
+    Models in one process share what they have in common, and are left to that.
+
+    Args:
+        available: bytes that there are; None looks.
+    Raises: ResourceError, with what would help.
+    """
+    if sum(node["Alive"] for node in ray.nodes()) != 1:
+        return
+    available = available_bytes() if available is None else available
+    counts = {
+        name: (settings[name].num_replicas, model.memory_bytes)
+        for name, model in models.items()
+        if not settings[name].num_gpus
+    }
+    needed = sum(count * size for count, size in counts.values())
+    if available is not None and needed > available:
+        parts = [f"{name}: {count} × {size:,}" for name, (count, size) in counts.items()]
+        several = any(count > 1 for count, _ in counts.values())
+        ways = ["lower num_replicas"] if several else []
+        ways += ["serve fewer models, or set together, for one process"] if len(counts) > 1 else []
+        raise ResourceError(
+            f"wanted {needed:,} bytes of memory for the weights of all replicas "
+            f"({'; '.join(parts)}), this machine or container has {available:,} left: "
+            f"{', or '.join([*ways, 'give it more'])}"
+        )
 
 
 def _per_replica(kind: Kind, model: ModelConfig) -> float:

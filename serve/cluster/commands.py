@@ -22,7 +22,7 @@ from serve.cluster.applications import (
     start,
     stop_taking,
 )
-from serve.cluster.capacity import check_room
+from serve.cluster.capacity import check_memory, check_room
 from serve.cluster.deployments import FRONT
 from serve.config import ServeConfig, models_of
 from serve.http.routes.front import Entry
@@ -60,6 +60,8 @@ def apply(config: ServeConfig) -> None:
         _check_server(config)
     check_room(models_of(config), together=config.together)
     models = find(config)
+    if not is_running and not config.together:
+        check_memory(models_of(config), models)
     deployed = applications(config, models)
     if not is_running:
         start(config)

@@ -17,6 +17,7 @@ from pathlib import Path
 from bert_core.errors import ResourceError
 from serve.cluster import haproxy_launcher, middlewares
 from serve.cluster.haproxy_launcher import BINARY, CERTIFICATE, HOST
+from serve.cluster.pass_of_proxy import REQUIRED
 from tracking.store.ports import free_ports
 
 LAUNCHER = "raybert-haproxy"
@@ -25,6 +26,9 @@ COMMON = {
     # bound requests, and with them answers.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{middlewares.__name__}:middlewares",
+    # What does not answer health checks does not answer what it was asked either: to wait for that
+    # keeps it from other replicas.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
 }
 """With HAProxy and without."""
 # NOTE: short, since a Unix socket's path is limited to 108 bytes and Ray adds a node id of 56.
@@ -32,7 +36,11 @@ _FOLDER = Path(f"/tmp/raybert-haproxy-{os.getuid()}")
 
 
 def settings(
-    *, enabled: bool, certificate: str | None = None, host: str | None = None
+    *,
+    enabled: bool,
+    certificate: str | None = None,
+    host: str | None = None,
+    is_joined: bool = False,
 ) -> dict[str, str]:
     """Environment variables for Serve's controller. If off, Ray's own proxy takes the requests.
 
@@ -41,6 +49,7 @@ def settings(
 
     Args:
         host: where HAProxy listens; None where Serve does.
+        is_joined: whether replicas listen for other nodes, and so ask for HAProxy's pass.
     Raises: ResourceError if raybert is not installed, or others may write to that folder.
     """
     if not enabled:
@@ -52,6 +61,7 @@ def settings(
         BINARY: _launcher(),
         **({} if certificate is None else {CERTIFICATE: certificate}),
         **({} if host is None else {HOST: host}),
+        **({REQUIRED: "1"} if is_joined else {}),
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # Which would keep a thousand lines of the log until they are written, all at once.
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",

@@ -18,6 +18,7 @@ ends, and becomes HAProxy, in a session of its own, since a Ctrl-C is not for it
   clear are refused;
 - a `GET` with a body passes in HTTP/1.0 too (HAProxy would refuse it in HTML);
 - while the server stops, every new request gets 503 (`stop_taking`);
+- a request has a header that says that it came this way, where replicas ask for it;
 - it listens on the address that the server was given, while what stands behind it may listen on
   127.0.0.1 only;
 - no line of its log has the path of a request, or a method that is not HTTP's, and no metric of
@@ -42,6 +43,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bert_core.errors import ConfigError
+from serve.cluster.pass_of_proxy import HEADER, pass_of_proxy
 
 CERTIFICATE = "RAYBERT_TLS_CERTIFICATE"
 """Environment variable with the path of a PEM file: certificate, chain and private key."""
@@ -138,6 +140,7 @@ def rewritten(
     *,
     host: str | None = None,
     connections: int = sys.maxsize,
+    shown: str | None = None,
 ) -> str:
     """Ray's config with the changes that the module describes.
 
@@ -145,6 +148,7 @@ def rewritten(
         folder: where the files of `write_files` are.
         host: where to listen; None as Ray's config says.
         connections: how many there may be at once at most.
+        shown: what replicas are to see that it came this way (`pass_of_proxy`); None for nothing.
     """
     lines: list[str] = []
     for line in config.splitlines():
@@ -177,6 +181,8 @@ def rewritten(
                 "    http-request set-path / if { url_beg http:// https:// } !{ path -m found }"
             )
             lines.append(f"    http-request return {_NO_PATH} if !{{ path_beg / }}")
+            if shown is not None:
+                lines.append(f"    http-request set-header {HEADER} {shown}")
             lines.append(f"    http-response return {_NOT_READ} if {{ status 400 }} {_IS_TEXT}")
         if line.strip() == "defaults":
             lines += [
@@ -279,6 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.get(CERTIFICATE),
         host=os.environ.get(HOST),
         connections=possible_connections(),
+        shown=pass_of_proxy(),
     )
     path.write_text(config)
     parent = os.getppid()

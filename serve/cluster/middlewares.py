@@ -6,6 +6,7 @@ from starlette.middleware import Middleware
 
 from serve.cluster.no_replica import GivesUp
 from serve.cluster.one_write import OneWrite
+from serve.cluster.pass_of_proxy import ThroughProxy, pass_of_proxy
 from serve.cluster.plain_text import JSONErrors, ReadableHeaders
 
 
@@ -15,9 +16,11 @@ def middlewares() -> list[Middleware]:
     is_replica = _get_internal_replica_context() is not None
     # Behind HAProxy, Serve's own proxy only gets what has no replica; else it gets everything.
     is_fallback = RAY_SERVE_ENABLE_HA_PROXY and not is_replica
+    wanted = pass_of_proxy()
     return [
         Middleware(ReadableHeaders),
         Middleware(JSONErrors),
         *([Middleware(GivesUp)] if is_fallback else []),
+        *([] if wanted is None else [Middleware(ThroughProxy, wanted)]),
         Middleware(OneWrite),
     ]

@@ -15,6 +15,7 @@ from bert_core import files
 from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.errors import ConfigError
 from serve.config import ModelConfig, ServeConfig, models_of
+from serve.model.changes import difference
 from serve.request.limits import Limits
 from tracking.models.references import (
     at_version,
@@ -133,6 +134,8 @@ class Deployable:
     plan: Plan
     example: Any
     """An input, as in a request."""
+    memory_bytes: int
+    """Memory that a process takes at least for its weights, and those of its candidate."""
 
 
 def find(
@@ -155,7 +158,7 @@ def find(
 
 def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
     source, predictor = _load(uri, model, name, model.model)
-    candidate = None
+    candidate, memory_bytes = None, predictor.bundle.memory_bytes
     if model.candidate is not None:
         other, rival = _load(uri, model, f"{name}'s candidate", model.candidate.model)
         if rival.task.name != predictor.task.name:
@@ -163,6 +166,14 @@ def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
                 f"models.{name}.candidate: wanted a model for {predictor.task.name}, got one for "
                 f"{rival.task.name}: compare models for the same task"
             )
+        if other.labels != source.labels and not model.allow_other_labels:
+            raise ConfigError(
+                f"models.{name}.candidate: wanted the labels of {name}, got others "
+                f"({difference(source.labels or (), other.labels or ())}), with which it could not "
+                "take over and clients cannot be answered: compare a model with the same labels, "
+                "or set allow_other_labels"
+            )
+        memory_bytes += rival.bundle.memory_bytes
         candidate = Candidate(source=other, share=model.candidate.share, mode=model.candidate.mode)
     runtime = Runtime(
         device="cuda" if model.num_gpus else "cpu",
@@ -185,7 +196,7 @@ def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
         allow_other_labels=model.allow_other_labels,
         candidate=candidate,
     )
-    return Deployable(plan, predictor.examples[0])
+    return Deployable(plan, predictor.examples[0], memory_bytes)
 
 
 def _load(uri: str, model: ModelConfig, name: str, reference: str) -> tuple[Source, "Predictor"]:

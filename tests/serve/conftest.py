@@ -98,9 +98,12 @@ def front(bundles: dict[str, Path]) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def apart(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A live server of two models, each in a process of its own behind a front: `docs`, and
-    `other`, which is slow. Nothing is changed from how users start it."""
+    `other`, which is slow, and may be asked for more. Otherwise nothing is changed from how users
+    start it."""
     config = (
         f'[models]\ndocs = "{bundle}"\n[models.other]\nmodel = "{bundle}"\nmax_batch_tokens = 64\n'
+        "limits.max_inputs = 4096\nlimits.max_request_tokens = 1_000_000\n"
+        "limits.max_queue_tokens = 1_000_000\n"
     )
     with live.running_alone(tmp_path_factory.mktemp("apart"), config=config) as server:
         yield server

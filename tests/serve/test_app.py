@@ -210,14 +210,14 @@ def test_an_answer_and_a_body_at_the_limits_pass_between_front_and_model(
 ) -> None:
     """They are sent as one message of gRPC, whose own limit is 4 MiB
     (grpc.max_receive_message_length)."""
-    texts = ["array " * 124] * Limits().max_inputs
+    texts = ["array " * 124] * 3_000
     answers = [
-        client.post(f"{prefix}/tokenize", json={"inputs": texts, "model": "docs"})
-        for prefix in ("", "/v1/models/docs")
+        client.post(f"{prefix}/tokenize", json={"inputs": texts, "model": "other"})
+        for prefix in ("", "/v1/models/other")
     ]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[0].content == answers[1].content
-    assert len(answers[0].content) > 3 * 4 << 20
+    assert len(answers[0].content) > 20_000_000
     body = b'{"inputs": "a", "model": "docs"'
     body += b" " * (Limits().max_body_bytes - len(body) - 1) + b"}"
     for path in ("/", "/v1/models/docs"):
@@ -351,6 +351,31 @@ def test_what_the_cluster_has_no_room_for_is_refused_with_what_would_help(
     with pytest.raises(ResourceError) as caught:
         app.run(config)
     assert message in str(caught.value)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_models_that_do_not_fit_into_memory_together_are_refused_with_what_they_want(
+    bundle: Path, tmp_path: Path
+) -> None:
+    from serve.cluster.capacity import check_memory  # after the environment is set
+    from serve.config import models_of
+    from serve.versions.plan import find
+
+    settings = {"model": str(bundle), "num_replicas": 2}
+    candidate = {"model": str(bundle), "share": 0.5}
+    config = ServeConfig(
+        models={"docs": settings, "other": {"model": str(bundle), "candidate": candidate}},
+        tracking_uri=f"sqlite:///{tmp_path}/mlflow.db",
+    )
+    size = load_bundle(bundle).memory_bytes
+    check_memory(models_of(config), found := find(config), available=4 * size)
+    with pytest.raises(ResourceError) as caught:
+        check_memory(models_of(config), found, available=4 * size - 1)
+    assert str(caught.value) == (
+        f"wanted {4 * size:,} bytes of memory for the weights of all replicas (docs: 2 × {size:,}; "
+        f"other: 1 × {2 * size:,}), this machine or container has {4 * size - 1:,} left: lower "
+        "num_replicas, or serve fewer models, or set together, for one process, or give it more"
+    )
 
 
 def test_replicas_get_the_commit_of_a_model_of_the_hub_that_was_found(

@@ -63,14 +63,18 @@ class Cluster:
     def loaded_at(self, name: str) -> int:
         return int(self.client.get(f"/v1/models/{name}").json()["created"])
 
-    def count_replicas(self, name: str) -> int:
+    def replicas(self, name: str) -> list[psutil.Process]:
         """Processes that serve a model, those included that load it."""
-        count = 0
+        found = []
         assert self._head.process is not None
         for process in psutil.Process(self._head.process.pid).children(recursive=True):
             with suppress(psutil.Error):
-                count += f"ServeReplica:model-{name}:" in " ".join(process.cmdline())
-        return count
+                if f"ServeReplica:model-{name}:" in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def count_replicas(self, name: str) -> int:
+        return len(self.replicas(name))
 
     @contextmanager
     def under_load(self, *names: str, body: Any = None) -> Iterator[list[int]]:
@@ -149,12 +153,31 @@ def test_models_are_added_changed_and_removed_without_touching_the_others(
     ):
         assert line in status
 
+    assert_replicas_answer_the_proxy_only(cluster, "other")
     with cluster.under_load("other") as statuses:
         cluster.apply(other)
         missing = cluster.client.post("/v1/models/docs", json={"inputs": TEXTS})
         assert missing.status_code == 404
     assert set(statuses) == {200}
     assert cluster.loaded_at("other") == before["other"]
+
+
+def assert_replicas_answer_the_proxy_only(cluster: Cluster, name: str) -> None:
+    """On a cluster that was joined, they listen beside HAProxy, in plain HTTP."""
+    ports = {
+        connection.laddr.port
+        for process in cluster.replicas(name)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    statuses = set()
+    for port in ports:
+        with suppress(httpx.TransportError):  # Ray's own ports speak gRPC
+            url = f"http://127.0.0.1:{port}/v1/models/{name}"
+            statuses.add(httpx.post(url, json={"inputs": TEXTS}, timeout=10).status_code)
+            health = httpx.get(f"http://127.0.0.1:{port}/-/healthz", timeout=10)
+            assert health.status_code == 200
+    assert statuses == {421}
 
 
 def assert_requests_are_refused(cluster: Cluster, name: str) -> None:

@@ -20,6 +20,7 @@ from tests.serve.faults import (
     DOCS,
     PATIENCE_S,
     QUIET_S,
+    REPLICAS,
     SHORT,
     Fault,
     Load,
@@ -103,6 +104,29 @@ def test_a_process_that_is_killed_is_replaced_and_every_answer_is_right(
             print(f"{name}: full {full_s:.1f} s, process {replaced_s:.1f} s")
 
 
+def test_a_replica_that_is_stopped_is_replaced_and_what_it_was_asked_answered(
+    server: Server, questions: Sequence[Question]
+) -> None:
+    """Stopped, not ended: it closes no connection."""
+    (question,) = (each for each in questions if each.path == f"/v1/models/{DOCS}")
+
+    def ask() -> str:
+        with httpx.Client(base_url=server.url, timeout=120) as client:
+            return kind_of(client, question)
+
+    stopped = server.replicas(DOCS)[0]
+    with ThreadPoolExecutor(2 * REPLICAS) as pool:
+        os.kill(stopped, signal.SIGSTOP)
+        began_s = time.monotonic()
+        kinds = [pool.submit(ask) for _ in range(4 * REPLICAS)]
+        assert {kind.result() for kind in kinds} == {"right"}
+    print(f"stopped: all answered after {time.monotonic() - began_s:.1f} s")
+    live.eventually(
+        lambda: stopped not in server.replicas(DOCS) and len(server.replicas(DOCS)) == REPLICAS,
+        timeout_s=documented_s("a replica of several that is stopped, but has not ended (SIGSTOP)"),
+    )
+
+
 def test_an_answer_comes_at_once_or_not_at_all(
     server: Server, questions: Sequence[Question]
 ) -> None:
@@ -149,8 +173,8 @@ def test_a_request_is_told_where_no_process_can_come_back(
 def test_a_server_that_was_killed_is_started_again_by_the_same_command(
     server: Server, mortal_server: Mortal, questions: Sequence[Question]
 ) -> None:
-    """The new one is stopped by a signal to its process group: it answers what it was asked, and
-    leaves nothing."""
+    """The new one is stopped by a signal to its process group: it answers what it was asked, tells
+    others so until the port is closed, and leaves nothing."""
     killed_s = time.monotonic()
     server.end(signal.SIGKILL)
     within_s = documented_s("the command itself")
@@ -167,6 +191,14 @@ def test_a_server_that_was_killed_is_started_again_by_the_same_command(
     with in_progress(again, mortal_server.bundles[ALONE], ALONE) as answers:
         began_s = time.monotonic()
         os.killpg(again.process.pid, signal.SIGTERM)
+        time.sleep(0.5)  # until Python has noticed
+        kind, told = "told", 0
+        while kind == "told":
+            with httpx.Client(base_url=again.url, timeout=60) as client:
+                kind = kind_of(client, questions[told % len(questions)])
+            told += kind == "told"
+        assert told > len(questions)
+        assert kind in ("refused", "cut")  # as the port is closed
         assert again.process.wait(documented_s("SIGTERM, Ctrl-C")) == 0
         print(f"SIGTERM: {time.monotonic() - began_s:.1f} s")
     assert set(answers) == {"right"}

@@ -285,7 +285,7 @@ def test_it_ends_with_the_process_that_started_it_but_for_requests_in_progress(
 ) -> None:
     code = (
         "import sys, pathlib\n"
-        "from tests.serve.test_haproxy_launcher import Proxy\n"
+        "from tests.serve.cluster.test_haproxy_launcher import Proxy\n"
         "proxy = Proxy(pathlib.Path(sys.argv[1]), int(sys.argv[2]))\n"
         "print(proxy.process.pid, proxy.port, flush=True)\n"
         "sys.stdin.read()\n"

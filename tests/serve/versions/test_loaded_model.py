@@ -22,7 +22,7 @@ from bert_core import files
 from bert_core.bundle.format import bundle_digest, load_bundle
 from bert_core.bundle.layout import WEIGHTS
 from bert_core.cache import FOLDER
-from bert_core.errors import FormatError, ResourceError
+from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.inference.predictor import Predictor
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.feature_extraction import FeatureExtractionParameters
@@ -270,6 +270,31 @@ def test_a_version_with_other_labels_is_served_only_where_that_is_allowed(
         assert told.changes == ["labels"]
         # The other one: what is deployed now has the new labels.
         assert find(config)[NAME].plan.source.labels == tuple(OTHERS[other])
+
+
+def test_a_candidate_of_another_kind_than_the_model_is_refused(
+    bundle: Path, bundles: dict[str, Path], registry: str, tmp_path: Path
+) -> None:
+    loaded = load_bundle(bundle)
+
+    def found(candidate: Path, **settings: Any) -> Plan:
+        rival = {"model": str(candidate), "share": 0.5}
+        models = {NAME: {"model": str(bundle), "candidate": rival, **settings}}
+        return find(ServeConfig(models=models, tracking_uri=registry))[NAME].plan
+
+    for number, (other, labels) in enumerate(OTHERS.items()):
+        folder, task = tmp_path / str(number), TextClassification(labels)
+        tiny.bundle(folder, loaded.tokenizer, loaded.encoder_config, task=task)
+        with pytest.raises(ConfigError) as caught:
+            found(folder)
+        assert str(caught.value).startswith(
+            f"models.{NAME}.candidate: wanted the labels of {NAME}, got others ({other}), with"
+        )
+        candidate = found(folder, allow_other_labels=True).candidate  # the way out
+        assert candidate is not None
+        assert candidate.source.labels == tuple(labels)
+    with pytest.raises(ConfigError, match="wanted a model for text-classification, got one for"):
+        found(bundles["fill-mask"])
 
 
 @pytest.mark.parametrize("name", ["feature-extraction", "sparse-embedding"])

@@ -1,0 +1,76 @@
+"""Behind HAProxy on a joined cluster, only what came through it is answered."""
+
+import asyncio
+import hmac
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from serve.cluster.haproxy_launcher import rewritten
+from serve.cluster.pass_of_proxy import HEADER, REQUIRED, ThroughProxy, pass_of_proxy
+
+TOKEN = {REQUIRED: "1", "RAY_AUTH_TOKEN": "secret"}
+
+
+async def names_of_headers(scope: Scope, receive: Receive, send: Send) -> None:
+    await JSONResponse([*Request(scope).headers])(scope, receive, send)
+
+
+def asked(path: str, headers: list[tuple[str, str]]) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(ThroughProxy(names_of_headers, "abc"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.post(path, headers=headers, json={"inputs": "a"})
+
+    return asyncio.run(ask())
+
+
+def test_what_came_through_the_proxy_is_answered_and_hides_how() -> None:
+    response = asked("/v1/models/docs", [(HEADER, "abc")])
+    assert response.status_code == 200
+    assert HEADER not in response.json()
+    assert "content-type" in response.json()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[], [(HEADER, "")], [(HEADER, "abd")], [(HEADER, "abc"), (HEADER, "abc")]],
+    ids=["none", "empty", "wrong", "doubled"],
+)
+def test_what_came_past_it_is_refused_but_for_its_own_health_checks(
+    headers: list[tuple[str, str]],
+) -> None:
+    """RFC 9110, 15.5.20: 421 where a request was sent to a server that is not for it."""
+    response = asked("/v1/models/docs", headers)
+    assert (response.status_code, response.json()["error_type"]) == (421, "misdirected")
+    assert response.headers["Connection"] == "close"
+    assert asked("/-/healthz", headers).status_code == 200
+
+
+def test_the_pass_follows_from_rays_token_and_does_not_tell_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shown = pass_of_proxy(TOKEN)
+    assert shown is not None
+    assert shown != pass_of_proxy(TOKEN | {"RAY_AUTH_TOKEN": "other"})
+    assert "secret" not in shown
+    assert shown != hmac.new(b"secret", b"", "sha256").hexdigest()
+    (tmp_path / "token").write_text("secret\n")  # as Ray reads it, without white space
+    assert pass_of_proxy({REQUIRED: "1", "RAY_AUTH_TOKEN_PATH": f"{tmp_path}/token"}) == shown
+    assert pass_of_proxy({REQUIRED: "1"}) is None  # an open cluster
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("secret")
+    assert pass_of_proxy({REQUIRED: "1"}) == shown
+    assert pass_of_proxy({"RAY_AUTH_TOKEN": "secret"}) is None  # replicas stand on this machine
+
+
+def test_the_proxy_puts_it_in_place_of_what_clients_send() -> None:
+    config = "global\ndefaults\nfrontend http_frontend\n    bind *:8000\n"
+    line = f"http-request set-header {HEADER} abc"
+    assert line in rewritten(config, Path("/tmp/a"), shown="abc")
+    assert HEADER not in rewritten(config, Path("/tmp/a"))
