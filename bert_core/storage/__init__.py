@@ -4,8 +4,9 @@
 requests. It is imported when the first bucket is opened: local files do without it.
 """
 
-from bert_core.storage.bucket import Bucket, give_up_after, open_bucket
+from bert_core.storage.bucket import Bucket, open_bucket
 from bert_core.storage.filesystem import filesystem
 from bert_core.storage.location import IN_A_URI, opens
+from bert_core.storage.retries import give_up_after
 
 __all__ = ["IN_A_URI", "Bucket", "filesystem", "give_up_after", "open_bucket", "opens"]

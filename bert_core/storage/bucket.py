@@ -1,12 +1,8 @@
-"""Requests to one bucket, repeated with backoff and jitter until they succeed or time is up."""
+"""One bucket: its objects read in pieces, listed, written whole or under a condition, removed."""
 
-import math
 import os
-import random
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -17,34 +13,20 @@ from xml.etree import ElementTree as ET
 
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.storage.config import StorageConfig, environment
-from bert_core.storage.failures import Failure, error_of, given_up
-from bert_core.storage.location import IN_A_URI, Location
+from bert_core.storage.failures import Failure
+from bert_core.storage.location import Location
+from bert_core.storage.retries import FIRST_CONTACT_S, Retries
 from bert_core.storage.stores import PIECE_BYTES, store_of
 from bert_core.wording import first_line
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
-# How long a server that this process has never reached is waited for.
-FIRST_CONTACT_S = 10.0
 AT_ONCE = 4
-SIGNALS_EVERY_S = 0.5
 SMALL_BYTES = 1 << 20
 MOST_PARTS = 10_000  # of one upload
 REMOVED_AT_ONCE = 1000
 # Part of every signed address that lists or aborts uploads; servers ignore it.
 _IGNORED = "x-id="
-_JITTER = random.Random()
 
 T = TypeVar("T")
-
-# Seconds that may still be spent on requests that fail, in all.
-_patience_s = math.inf
-
-
-def give_up_after(seconds: float) -> None:
-    """From now on, spend at most this long on requests that fail, in all, and then make no more:
-    the process is stopping."""
-    global _patience_s
-    _patience_s = seconds
 
 
 def open_bucket(path: str) -> tuple["Bucket", str]:
@@ -72,8 +54,8 @@ class Bucket:
     def __init__(self, location: Location, variables: Mapping[str, str]) -> None:
         self._location, self._variables = location, variables
         self._config = StorageConfig.of(variables, location.scheme)
+        self._retries = Retries(location, self._config)
         self._store = self._open()
-        self._was_reached = False
         self._pool: ThreadPoolExecutor | None = None
 
     def _open(self, **options: Any) -> Any:
@@ -101,11 +83,7 @@ class Bucket:
 
     def path(self, key: str) -> str:
         """The URI of an object."""
-        account = f"@{self._location.account}" if self._location.account else ""
-        name = quote(key, safe=IN_A_URI)
-        return f"{self._location.scheme.name}://{self._location.bucket}{account}/{name}"
-
-    # ------------------------------------------------------------------ reading
+        return replace(self._location, key=key).uri
 
     def read_first(self, key: str, count: int) -> tuple[Any, bytes]:
         """What is known of an object (obstore's ObjectMeta), and up to `count` first bytes of it.
@@ -113,36 +91,36 @@ class Bucket:
         A GET, since the answer to a HEAD does not say why it is refused.
         Raises: FileNotFoundError.
         """
-        import obstore
+        from obstore.exceptions import BaseError
 
         def request() -> tuple[Any, bytes]:
             try:
-                result = obstore.get(self._store, key, options={"range": (0, count)})
-            except obstore.exceptions.GenericError as error:
+                result = self._store.get(key, options={"range": (0, count)})
+            except BaseError as error:
                 if Failure.of(error).status != 416:  # its range is empty, as it is itself
                     raise
-                return obstore.head(self._store, key), b""
+                return self._store.head(key), b""
             data = result.buffer().to_bytes()
             _require(len(data), min(count, result.meta["size"]))
             return result.meta, data
 
-        return self._retried(key, "read", request)
+        return self._retries.run(key, "read", request)
 
     def size(self, key: str) -> int | None:
         """Of an object; None if it is missing."""
-        import obstore
+        from obstore.exceptions import BaseError
 
         def request() -> Any:
             try:
-                return obstore.head(self._store, key)
-            except obstore.exceptions.BaseError as error:
+                return self._store.head(key)
+            except BaseError as error:
                 if not Failure.of(error).is_permanent:
                     raise
             # The answer to a HEAD does not say why it is refused.
-            return obstore.get(self._store, key, options={"range": (0, 1)}).meta
+            return self._store.get(key, options={"range": (0, 1)}).meta
 
         try:
-            return int(self._retried(key, "read", request)["size"])
+            return int(self._retries.run(key, "read", request)["size"])
         except FileNotFoundError:
             return None
 
@@ -170,69 +148,60 @@ class Bucket:
         return self._pool.submit(task, *arguments)
 
     def _piece(self, key: str, start: int, end: int, tag: str | None) -> bytes:
-        import obstore
-
         options: Any = {"range": (start, end)}
         if tag:
             options["if_match"] = tag
 
         def request() -> bytes:
-            data = obstore.get(self._store, key, options=options).buffer().to_bytes()
+            data = self._store.get(key, options=options).buffer().to_bytes()
             _require(len(data), end - start)
             return data
 
-        return self._retried(key, "read", request)
+        return self._retries.run(key, "read", request)
 
     def read_tagged(self, key: str) -> tuple[bytes, str]:
         """A small object and its version. Raises: FileNotFoundError."""
-        import obstore
 
         def request() -> tuple[bytes, str]:
-            result = obstore.get(self._store, key)
+            result = self._store.get(key)
             data = result.buffer().to_bytes()
             _require(len(data), result.meta["size"])
             return data, self._tag_of(result.meta)
 
-        return self._retried(key, "read", request)
+        return self._retries.run(key, "read", request)
 
     def _tag_of(self, meta: Any) -> str:
         return str(meta[self._location.scheme.version])
 
-    # ------------------------------------------------------------------ listing
-
     def list_all(self, folder: str) -> list[Any]:
         """All objects in a folder, at any depth."""
-        import obstore
-
         objects: list[Any] = []
 
         def request() -> None:
             last = objects[-1]["path"] if objects else None  # go on where the last answer broke off
-            for page in obstore.list(self._store, folder or None, offset=last, chunk_size=1000):
+            for page in self._store.list(folder or None, offset=last, chunk_size=1000):
                 objects.extend(page)
 
-        self._retried(folder, "listed", request)
+        self._retries.run(folder, "listed", request)
         return objects
 
     def list_folder(self, folder: str) -> tuple[list[str], list[Any]]:
         """Paths of the folders directly in a folder, and the objects."""
-        import obstore
 
         def request() -> tuple[list[str], list[Any]]:
-            result = obstore.list_with_delimiter(self._store, folder or None)
+            result = self._store.list_with_delimiter(folder or None)
             return list(result["common_prefixes"]), list(result["objects"])
 
-        return self._retried(folder, "listed", request)
+        return self._retries.run(folder, "listed", request)
 
     def holds(self, folder: str) -> bool:
         """Whether there is an object in a folder."""
-        import obstore
 
         def request() -> bool:
-            pages = obstore.list(self._store, folder or None)
+            pages = self._store.list(folder or None)
             return any(self.is_object(folder, each) for page in pages for each in page)
 
-        return self._retried(folder, "listed", request)
+        return self._retries.run(folder, "listed", request)
 
     def is_object(self, folder: str, listed: Any) -> bool:
         """Whether what was listed in `folder` is not a folder that another program has made: an
@@ -241,28 +210,22 @@ class Bucket:
             return False
         return bool(listed["size"]) or self.size(listed["path"]) is not None
 
-    # ------------------------------------------------------------------ writing
-
     def write(self, key: str, data: Any) -> None:
         """Write an object: it appears whole or not at all."""
-        import obstore
-
         view = memoryview(data).cast("B")
         if view.nbytes <= PIECE_BYTES:
             store = self._store if view.nbytes <= SMALL_BYTES else self._sender
-            self._retried(
-                key, "written", lambda: obstore.put(store, key, view, use_multipart=False)
-            )
+            self._retries.run(key, "written", lambda: store.put(key, view, use_multipart=False))
             return
-        if not self._was_reached:
+        if not self._retries.was_reached:
             self.size(key)  # obstore would wait long for a server that is not there
         part_bytes = max(PIECE_BYTES, -(-view.nbytes // MOST_PARTS))
         try:
-            self._retried(
+            self._retries.run(
                 key,
                 "written",
-                lambda: obstore.put(
-                    self._uploader, key, view, chunk_size=part_bytes, max_concurrency=AT_ONCE
+                lambda: self._uploader.put(
+                    key, view, chunk_size=part_bytes, max_concurrency=AT_ONCE
                 ),
             )
         finally:
@@ -277,7 +240,6 @@ class Bucket:
         return self._write_if(key, data, {self._location.scheme.version: tag})
 
     def _write_if(self, key: str, data: bytes, mode: Any) -> str | None:
-        import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         attempts = 0
@@ -286,13 +248,13 @@ class Bucket:
             nonlocal attempts
             attempts += 1
             try:
-                return self._tag_of(obstore.put(self._store, key, data, mode=mode))
+                return self._tag_of(self._store.put(key, data, mode=mode))
             except (AlreadyExistsError, PreconditionError) as error:
                 if Failure.of(error).is_conflict:
                     raise
                 return None
 
-        tag = self._retried(key, "written", request)
+        tag = self._retries.run(key, "written", request)
         if tag is None and attempts > 1:
             # Perhaps an earlier attempt has succeeded, and its answer was lost.
             with suppress(FileNotFoundError):
@@ -302,16 +264,14 @@ class Bucket:
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove objects; a missing one is no error."""
-        import obstore
-
         for start in range(0, len(keys), REMOVED_AT_ONCE):
             some = list(keys[start : start + REMOVED_AT_ONCE])
 
             def request(some: list[str] = some) -> None:
                 with suppress(FileNotFoundError):
-                    obstore.delete(self._store, some)
+                    self._store.delete(some)
 
-            self._retried(some[0], "removed", request)
+            self._retries.run(some[0], "removed", request)
 
     def abort_uploads(self, folder: str) -> None:
         """Abort all multipart uploads in a folder, as far as possible: nobody may write there."""
@@ -324,18 +284,18 @@ class Bucket:
         obstore aborts an upload that fails. This is for one whose id was lost with the answer, or
         which a killed process left. It has no call for it, but signs any address.
         """
-        import obstore
+        from obstore.exceptions import BaseError
 
         if not self._location.scheme.is_s3:
             return  # Azure drops them after a week; on Google a lifecycle rule does
         address = self._store.config["endpoint"]
-        with suppress(RaybertError, obstore.exceptions.BaseError, OSError, ET.ParseError):
+        with suppress(RaybertError, BaseError, OSError, ET.ParseError):
             query = f"uploads=&prefix={quote(prefix, safe='')}&{_IGNORED}"
             uploads = self._open(address=f"{address}?{query}")
-            answer = self._retried(
+            answer = self._retries.run(
                 prefix,
                 "listed",
-                lambda: obstore.get(uploads, "l").buffer(),
+                lambda: uploads.get("l").buffer(),
                 longest_s=FIRST_CONTACT_S,
             )
             for upload in ET.fromstring(answer.to_bytes()).iterfind("{*}Upload"):
@@ -348,87 +308,9 @@ class Bucket:
 
                 def abort(parts: Any = parts) -> None:
                     with suppress(FileNotFoundError):
-                        obstore.delete(parts, "d")
+                        parts.delete("d")
 
-                self._retried(uploaded, "removed", abort, longest_s=FIRST_CONTACT_S)
-
-    # ------------------------------------------------------------------ repeating
-
-    def _retried(
-        self, key: str, verb: str, request: Callable[[], T], *, longest_s: float = math.inf
-    ) -> T:
-        """Make a request until it succeeds, fails for good or has failed for `retry_s`.
-
-        Args:
-            longest_s: instead of `retry_s`, if it is less.
-        Raises: FileNotFoundError, if the object is missing; ResourceError.
-        """
-        global _patience_s
-        from obstore.exceptions import BaseError
-
-        if _patience_s <= 0:
-            raise given_up(self.path(key), verb)
-        start = time.monotonic()
-        failing_since: float | None = None
-        attempts, wait_s = 0, FIRST_WAIT_S
-        while True:
-            attempts += 1
-            asked_s = time.monotonic()
-            try:
-                result = _interruptible(request)
-            except FileNotFoundError as error:
-                failure = Failure.of(error)
-                if failure.is_permanent and not failure.lacks_bucket:
-                    self._was_reached = True
-                    raise FileNotFoundError(self.path(key)) from None
-            except (BaseError, ValueError, OSError) as error:
-                failure = Failure.of(error)
-            else:
-                self._was_reached = True
-                return result
-            now = time.monotonic()
-            attempts += failure.retries
-            failing_since = failing_since or now - failure.elapsed_s
-            self._was_reached |= failure.status is not None
-            budget_s = min(self._config.retry_s, longest_s)
-            if failure.is_connecting and not self._was_reached:
-                budget_s = min(budget_s, FIRST_CONTACT_S)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-            pause_s = wait_s * _JITTER.uniform(0.5, 1.0)
-            _patience_s -= now + pause_s - asked_s
-            if failure.is_permanent or _patience_s <= 0 or now + pause_s > failing_since + budget_s:
-                raise error_of(
-                    replace(self._location, key=key),
-                    self.path(key),
-                    self._config,
-                    failure,
-                    verb=verb,
-                    attempts=attempts,
-                    seconds=now - start,
-                )
-            time.sleep(pause_s)
-
-
-def _interruptible(request: Callable[[], T]) -> T:
-    """Make a request so that a signal, such as Ctrl-C, can end the wait for its answer.
-
-    NOTE: while obstore waits in the main thread, which handles signals, none is handled; and
-    CPython overlooks one that comes just before the main thread waits for a lock.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return request()
-    answered: Future[T] = Future()
-
-    def ask() -> None:
-        try:
-            answered.set_result(request())
-        except BaseException as error:
-            answered.set_exception(error)
-
-    threading.Thread(target=ask, name="raybert-request", daemon=True).start()
-    while not answered.done():
-        wait([answered], timeout=SIGNALS_EVERY_S)
-    return answered.result()
+                self._retries.run(uploaded, "removed", abort, longest_s=FIRST_CONTACT_S)
 
 
 def _require(received: int, expected: int) -> None:

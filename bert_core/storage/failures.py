@@ -33,6 +33,7 @@ _OF_CREDENTIALS = (
 _SEND_AGAIN = ("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch")
 # The upload was completed or aborted while the answer was on its way: it is started again.
 _UPLOAD_GONE = "NoSuchUpload"
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _OTHER_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraint")
 _CREDENTIALS = (
     "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken",
@@ -63,6 +64,8 @@ class Failure:
     lacks_credentials: bool
     """Whether it was the request for them that failed."""
     is_permanent: bool
+    lacks_object: bool
+    """Whether the object is missing, and not the bucket or the upload of a part."""
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
@@ -80,6 +83,11 @@ class Failure:
         reason = " ".join(word for word in words if word) or _transport(text, debug)
         lacks_credentials = any(word in text for word in _OF_CREDENTIALS)
         elapsed = _ELAPSED.search(text)
+        is_permanent = (
+            isinstance(error, ValueError | NotImplementedError)
+            or type(error).__name__ in _MISUSES
+            or _is_permanent(status, code, text, debug)
+        )
         return cls(
             status=status,
             code=code,
@@ -89,9 +97,10 @@ class Failure:
             retries=int(_first(_RETRIES, text) or 0),
             is_connecting=status is None and ("kind: Connect," in debug or lacks_credentials),
             lacks_credentials=lacks_credentials,
-            is_permanent=isinstance(error, ValueError | NotImplementedError)
-            or type(error).__name__ in _MISUSES
-            or _is_permanent(status, code, text, debug),
+            is_permanent=is_permanent,
+            lacks_object=isinstance(error, FileNotFoundError)
+            and is_permanent
+            and code not in _NO_BUCKET,
         )
 
     @property
@@ -102,7 +111,7 @@ class Failure:
     @property
     def lacks_bucket(self) -> bool:
         """Whether the bucket is missing, and not just the object."""
-        return self.code in ("NoSuchBucket", "ContainerNotFound")
+        return self.code in _NO_BUCKET
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
@@ -136,7 +145,6 @@ def _is_permanent(status: int | None, code: str, text: str, debug: str) -> bool:
 
 def error_of(
     location: Location,
-    path: str,
     config: StorageConfig,
     failure: Failure,
     *,
@@ -152,17 +160,17 @@ def error_of(
     times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
     resumes = "; finished work is kept: the same command continues from there"
     return ResourceError(
-        f"{path}: could not be {verb}: {failure.reason}, {times} in {seconds:.1f} s, bucket "
-        f"{location.bucket!r}, key {location.key!r}: {_way_out(location, config, failure, verb)}"
-        f"{resumes if verb == 'written' else ''}"
+        f"{location.uri}: could not be {verb}: {failure.reason}, {times} in {seconds:.1f} s, "
+        f"bucket {location.bucket!r}, key {location.key!r}: "
+        f"{_way_out(location, config, failure, verb)}{resumes if verb == 'written' else ''}"
     )
 
 
-def given_up(path: str, verb: str) -> ResourceError:
+def given_up(location: Location, verb: str) -> ResourceError:
     """The error for a request that is not made, because others have failed for too long."""
     return ResourceError(
-        f"{path}: could not be {verb}: the store does not answer, and this process is stopping: "
-        "run the same command again when it answers"
+        f"{location.uri}: could not be {verb}: the store does not answer, and this process is "
+        "stopping: run the same command again when it answers"
     )
 
 

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from bert_core.schemes import SCHEMES, Scheme
 
@@ -47,3 +47,8 @@ class Location:
         if "@" in host:
             raise ValueError("credentials stand in environment variables, not in the URI")
         return cls(scheme, host, key)
+
+    @property
+    def uri(self) -> str:
+        account = f"@{self.account}" if self.account else ""
+        return f"{self.scheme.name}://{self.bucket}{account}/{quote(self.key, safe=IN_A_URI)}"

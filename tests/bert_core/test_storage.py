@@ -27,9 +27,9 @@ from pyarrow.fs import copy_files
 from bert_core import conditional, files, storage
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.schemes import SCHEMES
-from bert_core.storage.bucket import FIRST_CONTACT_S
 from bert_core.storage.config import StorageConfig
 from bert_core.storage.location import Location
+from bert_core.storage.retries import FIRST_CONTACT_S
 from bert_core.storage.stores import PIECE_BYTES, bucket_address
 from tests.fault_proxy import (
     Decide,
@@ -393,7 +393,7 @@ def test_a_server_that_nobody_has_reached_is_not_waited_for_as_long(
     there = store()
     monkeypatch.setenv("RAYBERT_STORAGE_RETRY_S", "3600")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    monkeypatch.setattr("bert_core.storage.bucket.FIRST_CONTACT_S", FIRST_CONTACT_S / 10)
+    monkeypatch.setattr("bert_core.storage.retries.FIRST_CONTACT_S", FIRST_CONTACT_S / 10)
     for read in (files.read_bytes, files.exists, files.find_files):
         with pytest.raises(
             ResourceError, match=r"no connection \(Connection refused\), .* check the network, and"
@@ -408,7 +408,7 @@ def test_a_process_that_is_to_end_soon_asks_a_store_no_more_that_fails(
 ) -> None:
     there = store()
     files.write_bytes(f"{there.uri}/a", b"a")
-    monkeypatch.setattr("bert_core.storage.bucket._patience_s", math.inf)  # as it is put back
+    monkeypatch.setattr("bert_core.storage.retries._patience_s", math.inf)  # as it is put back
     storage.give_up_after(1.0)
     assert files.read_bytes(f"{there.uri}/a") == b"a"
     there.proxy.decide = lambda method, path: "away"

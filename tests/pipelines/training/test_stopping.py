@@ -76,7 +76,7 @@ def test_a_last_checkpoint_that_cannot_be_asked_for_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("bert_core.storage.bucket._patience_s", 0.5)
+    monkeypatch.setattr("bert_core.storage.retries._patience_s", 0.5)
     with fault_proxy(s3_endpoint, lambda method, path: "away") as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
         write_last_checkpoint(f"{object_store}/out")
