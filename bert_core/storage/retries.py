@@ -1,7 +1,7 @@
 """Requests to a bucket, repeated with backoff and jitter until they succeed or time is up.
 
 Only the parts of a large upload are left to obstore, which would not repeat all that has to be
-repeated, nor stop when this process has to (docs/decisions/files-and-buckets.md).
+repeated, nor stop when this process has to (docs/decisions/project.md).
 """
 
 import math
