@@ -108,8 +108,8 @@ FAULTS = (
         "tokenizer",
         "Of a text that is cut, the beginning is kept where the tokenizer keeps the end.",
         "bert_core/data/tokenizer.py",
-        'self.keeps_end = settings.get("truncation_side") == "left"',
-        'self.keeps_end = settings.get("padding_side") == "left"',
+        'whole.keeps_end = there.settings.get("truncation_side") == "left"',
+        'whole.keeps_end = there.settings.get("padding_side") == "left"',
         "tests/bert_core/tasks/test_texts.py"
         "::test_texts_are_cut_where_and_at_the_end_that_the_tokenizer_says",
     ),

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from bert_core.bundle.format import save_bundle
-from bert_core.data.tokenizer import CONTINUATION, SPACE, SPECIAL_TOKENS, Tokenizer
+from bert_core.data.subwords import CONTINUATION, SPACE
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.model.config import EncoderConfig
 from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import Objective, ObjectiveModel

@@ -9,7 +9,7 @@ from typing import Any
 
 from bert_core.bundle.foreign import FOREIGN_FILES, WEIGHT_FORMS, weights_among
 from bert_core.bundle.layout import CONFIG, RECORD, recorded_files
-from bert_core.data.tokenizer import OTHER_FILES
+from bert_core.data.tokenizer_files import OTHER_FILES
 from bert_core.errors import FormatError
 from bert_core.model.families import LAYOUTS
 from bert_core.model.hf import encoder_config_from_huggingface

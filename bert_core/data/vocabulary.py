@@ -12,21 +12,17 @@ import pyarrow as pa
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from bert_core.data.tokenizer import (
+from bert_core.data.special_tokens import CLS, MASK, OTHER_NAMES, PAD, SEP, SPECIAL_TOKENS, UNK
+from bert_core.data.subwords import (
     CONTINUATION,
-    OTHER_NAMES,
-    PAD,
     SPACE,
-    SPECIAL_TOKENS,
-    UNK,
-    Tokenizer,
     TokenizerKind,
     bert_normalizer,
     unigram_normalizer,
 )
+from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError
 
-CLS, SEP, MASK = SPECIAL_TOKENS[2:]
 # In the order of the published files: fairseq's, and ALBERT's from SentencePiece.
 BPE_SPECIAL = tuple(OTHER_NAMES[one] for one in (CLS, PAD, SEP, UNK, MASK))
 UNIGRAM_SPECIAL = (OTHER_NAMES[PAD], OTHER_NAMES[UNK], CLS, SEP, MASK)

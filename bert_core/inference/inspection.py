@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 
 from bert_core.batches import pack
-from bert_core.data.tokenizer import BYTE_SPACE, SPACE, Tokenizer
+from bert_core.data.subwords import BYTE_SPACE, SPACE
+from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Ids, Pieces, ids_of, pieces_of, with_special_tokens
 from bert_core.errors import InputError
 from bert_core.model.encoder import Encoded

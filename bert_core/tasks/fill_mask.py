@@ -9,7 +9,8 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.checks import PositiveInt, check_fields
-from bert_core.data.tokenizer import MASK, OTHER_NAMES, Tokenizer
+from bert_core.data.special_tokens import MASK, OTHER_NAMES
+from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, kept_of, with_special_tokens
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.language_model import masked_word_metrics

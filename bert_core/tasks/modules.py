@@ -6,7 +6,7 @@ A task decides by them whether a folder is its own; `bundle.foreign` finds the f
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from bert_core.data.tokenizer import limit_in
+from bert_core.data.tokenizer_files import limit_in
 from bert_core.errors import FormatError
 from bert_core.typed import as_type
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from bert_core import files
 from bert_core.checks import PositiveInt, check_fields
-from bert_core.data.tokenizer import MASK, OTHER_NAMES
+from bert_core.data.special_tokens import MASK, OTHER_NAMES
 from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.wording import shortened
 from pipelines.runtime.progress import say

@@ -25,7 +25,8 @@ from bert_core.data.pairs import (
     make_rows,
 )
 from bert_core.data.ragged import offsets_of
-from bert_core.data.tokenizer import CONTINUATION, Tokenizer
+from bert_core.data.subwords import CONTINUATION
+from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.errors import ConfigError, CorpusError
 

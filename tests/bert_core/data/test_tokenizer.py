@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers, processors
 
 from bert_core import files
-from bert_core.data.tokenizer import MANY_TEXTS, OTHER_NAMES, SPECIAL_TOKENS, UNK, Tokenizer
+from bert_core.data.special_tokens import OTHER_NAMES, UNK
+from bert_core.data.tokenizer import MANY_TEXTS, SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import LEAST_ALPHABET, canonical_order, train_vocabulary
 from bert_core.data.windows import with_special_tokens
 from bert_core.errors import ConfigError, CorpusError, FormatError, InputError

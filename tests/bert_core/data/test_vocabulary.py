@@ -14,13 +14,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from bert_core.data.docstrings import docstrings_of
-from bert_core.data.tokenizer import (
-    SPACE,
-    SPECIAL_TOKENS,
-    Tokenizer,
-    TokenizerKind,
-    unigram_normalizer,
-)
+from bert_core.data.subwords import SPACE, unigram_normalizer
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer, TokenizerKind
 from bert_core.data.vocabulary import (
     BPE_SPECIAL,
     LEAST_ALPHABET,
