@@ -86,6 +86,20 @@ def test_a_size_in_what_is_returned_is_that_of_the_argument() -> None:
     assert padded(np.ones(3), 0)[0].shape == (3,)  # a call has sizes of its own
 
 
+def test_a_call_like_one_that_passed_passes_and_no_other() -> None:
+    @checked
+    def first(values: list[Array], name: str = "") -> Array:
+        return values[0]
+
+    for _ in range(2):
+        assert first([np.ones(2), np.ones(2)]).shape == (2,)
+    for wrong in ([np.ones(3), np.ones((2, 1))], [np.ones(2, int)] * 2):
+        with pytest.raises(TypeCheckError):
+            [first(wrong) for _ in range(20)]  # of a list, one value is read at random
+    with pytest.raises(TypeCheckError):
+        first([np.ones(2), np.ones(2)], name=2)
+
+
 def test_a_dataclass_is_checked_when_it_is_made() -> None:
     @checked
     @dataclass
