@@ -34,6 +34,16 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Headline:
+    """The figure of a run that matters most."""
+
+    label: str
+    value: str
+    beside: str = ""
+    """What to hold the value against."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a stage made, from which inputs and with which settings."""
 
@@ -54,6 +64,14 @@ class Manifest:
     """Digest of the bundle among the outputs; empty without one, and before version 2."""
     counts: dict[str, Any] = field(default_factory=dict)
     """Figures about the result for people to read: rows, tokens, losses, seconds."""
+    line: str = ""
+    """What the stage came to, in a few words; this and what follows is informative, not in the
+    digest. Older versions wrote none of it."""
+    sentence: str = ""
+    """The same for a reader who knows neither the stage nor its figures."""
+    headline: Headline | None = None
+    cards: dict[str, str] = field(default_factory=dict)
+    """Title → artifact of the run, for those that describe the output to a reader."""
     code_version: str = ""
     """Version of the code that wrote it; informative, not in the digest."""
     format_version: int = FORMAT_VERSION

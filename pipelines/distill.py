@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bert_core import files
 from bert_core.checks import NonNegativeInt, PositiveInt, default_of
@@ -22,10 +22,11 @@ from bert_core.wording import one_of
 from pipelines.corpus.labelled import labelled_input, usual_columns
 from pipelines.runtime.inputs import bundle_input, input_digest
 from pipelines.runtime.progress import counted, say
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import SPREAD, Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT
 from pipelines.training.config import LabelledTrainingConfig, check_variant
-from pipelines.training.driver import finished, fit, write_bundle
+from pipelines.training.driver import BeforeAndAfter, finished, fit, write_bundle
 from pipelines.training.labelled_sets import (
     LabelledSet,
     encoded,
@@ -34,7 +35,7 @@ from pipelines.training.labelled_sets import (
     trainable_task,
 )
 from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_records
-from pipelines.training.seeds import TrainableTask, learn
+from pipelines.training.seeds import SeedsCounts, TrainableTask, learn
 from pipelines.training.shard_batches import batches, check_rows
 from pipelines.training.student import TEACHER, AugmentationConfig, LossesConfig, TeacherStudent
 from tracking.runs import metric_names as names
@@ -111,6 +112,43 @@ class DistillConfig(LabelledTrainingConfig):
             )
         if self.shards and len(self.seeds) > 1:
             raise ConfigError(f"seeds: wanted one with shards, got {len(self.seeds)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillCounts(SeedsCounts):
+    """Of a student that learned on labelled rows."""
+
+    how: ClassVar[str] = "Distilled from its teacher"
+
+    sizes: Mapping[str, int] = field(metadata=SPREAD)
+    """Parameters of teacher and student."""
+    augmented_rows: int | None = None
+    """Training rows made from others; None without augmentation."""
+    against_teacher: Mapping[str, float] = field(metadata=SPREAD)
+    """The teacher's metrics on the held-out rows, and the share of the main one that is kept."""
+
+    @property
+    def given_rows(self) -> int:
+        return self.train_rows - (self.augmented_rows or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardsCounts(BeforeAndAfter):
+    """Of a student that learned on shards."""
+
+    sizes: Mapping[str, int] = field(metadata=SPREAD)
+    """Parameters of teacher and student."""
+
+    @property
+    def line(self) -> str:
+        return f"held-out loss {self.before[LOSS]:.3g} → {self.after[LOSS]:.3g}"
+
+    @property
+    def sentence(self) -> str:
+        return (
+            "Distilled from its teacher on unlabelled text: its loss on held-out rows fell from "
+            f"{self.before[LOSS]:.3g} to {self.after[LOSS]:.3g}."
+        )
 
 
 def run(config: DistillConfig) -> Manifest:
@@ -214,12 +252,12 @@ def _on_labelled_rows(
         "data": lineage_of(config, student.tokenizer, inputs, sets),
     }
     result = learn(config, trainable, sets, lineage, digest)
-    counts = {
-        **result.counts,
-        **pair.sizes(teacher),
-        **({"augmented_rows": len(new_rows)} if new_rows else {}),
-        **_against_teacher(pair, teacher, sets, result.counts),
-    }
+    counts = DistillCounts(
+        **vars(result.counts),
+        sizes=pair.sizes(teacher),
+        augmented_rows=len(new_rows) or None,
+        against_teacher=_against_teacher(pair, teacher, sets, result.counts),
+    )
     return replace(result, counts=counts)
 
 
@@ -303,7 +341,7 @@ def _against_teacher(
     pair: TeacherStudent,
     teacher: "Bundle",
     sets: Mapping[str, LabelledSet],
-    counts: Mapping[str, Any],
+    counts: SeedsCounts,
 ) -> dict[str, float]:
     """The teacher's metrics on the held-out rows, read as `raybert evaluate` reads them, and the
     share of the main one that the student keeps; empty without held-out rows, or if the teacher's
@@ -323,10 +361,11 @@ def _against_teacher(
     model = pair.build_teacher(teacher, scored=True).eval()
     scores = scores_of(model, windows, teacher.tokenizer.pad_id)
     metrics = task.metrics(task.compare(rows, task.decode(rows, windows, scores)))
-    main = counts["primary_metric"]
+    main = counts.primary_metric
+    assert main is not None  # scores are learned
     figures = {f"teacher_{name}": value for name, value in metrics.items()}
     if metrics[main] > 0:
-        kept = figures[f"kept_{main}"] = counts[f"{main}_mean"] / metrics[main]
+        kept = figures[f"kept_{main}"] = counts.means[main] / metrics[main]
         say(f"distill: {kept:.1%} of the teacher's {score(main, metrics[main])}")
     return figures
 
@@ -374,13 +413,13 @@ def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) 
         f"distill: held-out loss {fresh[LOSS]:.3f} → {trained[LOSS]:.3f}, "
         f"bundle in {files.join(config.output, BUNDLE)}"
     )
-    counts = {
-        **{names.before(name): value for name, value in fresh.items()},
-        **{names.after(name): value for name, value in trained.items()},
-        **pair.sizes(teacher),
-        "steps": steps,
-        names.TOKENS_PER_S: median_speed(records),
-    }
+    counts = ShardsCounts(
+        before=fresh,
+        after=trained,
+        sizes=pair.sizes(teacher),
+        steps=steps,
+        tokens_per_s=median_speed(records),
+    )
     return finished(config, "distill", outputs, counts)
 
 

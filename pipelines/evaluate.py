@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from bert_core import files
 from bert_core.checks import NonNegativeInt
 from bert_core.errors import ConfigError
-from bert_core.manifest import Manifest
+from bert_core.manifest import Headline, Manifest
 from bert_core.tasks.shapes import Row
 from bert_core.wording import without_secrets
 from pipelines.answering.predictors import answer_columns, options_text, predict_rows, predictor_of
@@ -31,11 +31,11 @@ from pipelines.corpus.labelled import (
 from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.outputs import local_outputs
 from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, print_remarks, say
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import SPREAD, Counts, Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, StageConfig
 from pipelines.training.selection import metric_in_full
-from tracking.runs.metric_names import TOKENS_PER_S
-from tracking.runs.story import figure
+from tracking.runs.story import figure, score, words
 
 if TYPE_CHECKING:
     from bert_core.metrics.calibration import Reliability
@@ -64,6 +64,58 @@ class EvaluateConfig(StageConfig):
     metric."""
     worst: NonNegativeInt = 50
     """Maximum rows in `worst.jsonl`: the wrong answers, worst and most confident first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateCounts(Counts):
+    source: str
+    rows: int
+    wrong_rows: int | None = None
+    """None for a task whose answers are not right or wrong."""
+    primary_metric: str
+    metrics: Mapping[str, float] = field(metadata=SPREAD)
+    intervals: Mapping[str, tuple[float, float]]
+    """95 % intervals by metric."""
+    baseline: Mapping[str, float]
+    """Metrics of the best answer that ignores the input, as far as the task has them."""
+    remarks: Mapping[str, float | str] = field(metadata=SPREAD)
+    """About the rows, and how far probabilities are to be believed."""
+    tokens_per_s: float
+
+    def entries(self) -> dict[str, Any]:
+        counts = super().entries()
+        intervals, baseline = counts.pop("intervals"), counts.pop("baseline")
+        return {
+            **counts,
+            **{f"{name}_low": low for name, (low, _) in intervals.items()},
+            **{f"{name}_high": high for name, (_, high) in intervals.items()},
+            **{f"baseline_{name}": value for name, value in baseline.items()},
+        }
+
+    def interval(self, name: str) -> str:
+        low, high = (figure(name, bound) for bound in self.intervals[name])
+        return f"{low} to {high}"
+
+    @property
+    def line(self) -> str:
+        main = self.primary_metric
+        return f"{score(main, self.metrics[main])} ({self.interval(main)}), {self.rows:,} rows"
+
+    @property
+    def sentence(self) -> str:
+        main = self.primary_metric
+        return (
+            f"Measured on {self.rows:,} rows, the model has {score(main, self.metrics[main])}; the "
+            f"95 % interval is {self.interval(main)}."
+        )
+
+    @property
+    def headline(self) -> Headline:
+        main, beside = self.primary_metric, self.interval(self.primary_metric)
+        if main in self.baseline:
+            beside += f"; ignoring the text {figure(main, self.baseline[main])}"
+        value = figure(main, self.metrics[main])
+        return Headline(label=words(main), value=value, beside=beside)
 
 
 def run(config: EvaluateConfig) -> Manifest:
@@ -110,38 +162,30 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     wrong = task.wrong(columns)
     fit = _reliability(task, rows, answers)
     paths = _write(config, task, rows, answers, columns, fit)
-    say(
-        f"evaluate: {_with_interval(main, metrics, ranges)} on {counted(len(rows), 'row')}, "
-        f"predictions in {files.join(config.output, PREDICTIONS)}"
+    counts = EvaluateCounts(
+        source=without_secrets(config.held_out.source),
+        rows=len(rows),
+        wrong_rows=None if wrong is None else int(wrong.sum()),
+        primary_metric=main,
+        metrics=metrics,
+        intervals=ranges,
+        baseline=baseline,
+        remarks={**({} if fit is None else _calibration(fit)), **remarks, BROKEN: read.broken},
+        tokens_per_s=predicted.tokens / seconds,
     )
+
+    def told(name: str) -> str:
+        return f"evaluate: {name} {figure(name, metrics[name])} ({counts.interval(name)})"
+
+    predictions = files.join(config.output, PREDICTIONS)
+    say(f"{told(main)} on {counted(len(rows), 'row')}, predictions in {predictions}")
     for name in metrics:
         if name != main:
             beside = ""
             if name == task.error_metric and name in baseline:
                 beside = f"; always giving the mean has {figure(name, baseline[name])}"
-            say(f"evaluate: {_with_interval(name, metrics, ranges)}{beside}")
-    counts = {
-        "source": without_secrets(config.held_out.source),
-        "rows": len(rows),
-        **({} if wrong is None else {"wrong_rows": int(wrong.sum())}),
-        "primary_metric": main,
-        **metrics,
-        **{f"{name}_low": low for name, (low, _) in ranges.items()},
-        **{f"{name}_high": high for name, (_, high) in ranges.items()},
-        **{f"baseline_{name}": value for name, value in baseline.items()},
-        **({} if fit is None else _calibration(fit)),
-        **remarks,
-        BROKEN: read.broken,
-        TOKENS_PER_S: predicted.tokens / seconds,
-    }
+            say(f"{told(name)}{beside}")
     return Result(outputs=local_outputs(config, paths), counts=counts, artifacts=paths)
-
-
-def _with_interval(
-    name: str, metrics: Mapping[str, float], ranges: Mapping[str, tuple[float, float]]
-) -> str:
-    low, high = (figure(name, bound) for bound in ranges[name])
-    return f"{name} {figure(name, metrics[name])} ({low} to {high})"
 
 
 def _write(

@@ -27,7 +27,8 @@ from pipelines.corpus.labelled import (
 from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.outputs import bundle_outputs, recipe
 from pipelines.runtime.progress import SEEN, meter, say
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import SPREAD, Counts, Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, StageConfig
 from tracking.models.hub import origin
 from tracking.runs.recorder import DatasetInput
@@ -82,6 +83,34 @@ class ExportConfig(StageConfig):
                 f"calibration: wanted none without 8 bits, got {self.calibration.source}: set "
                 "quantize = int8, or leave calibration out"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCounts(Counts):
+    size_bytes: int
+    fp32_bytes: int
+    """Of the model's weights."""
+    largest_difference: float
+    """Of a score from the model's, relative for scores above 1."""
+    runs: list[str]
+    """The engines and precisions that may run the graph."""
+    measured: Mapping[str, Any] = field(metadata=SPREAD)
+    """On held-out rows, if there are any."""
+    calibration_rows: int | None = None
+    seen: Mapping[str, int] = field(default_factory=dict, metadata=SPREAD)
+    """Held-out rows that were left out because the model was trained on them."""
+
+    @property
+    def line(self) -> str:
+        difference = f"scores within {self.largest_difference:.2g} of the model's"
+        return f"{self.size_bytes / 1e6:,.1f} MB, {difference}"
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"The exported graph is {self.size_bytes / 1e6:,.1f} MB; its scores differ from the "
+            f"model's by {self.largest_difference:.2g} at most."
+        )
 
 
 def run(config: ExportConfig) -> Manifest:
@@ -149,15 +178,15 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
         if result.verdict is not None:
             say(f"export: {run}: {result.verdict}")
     say(f"export: {size_bytes / 1e6:,.1f} MB, bundle in {files.join(config.output, BUNDLE)}")
-    counts = {
-        "size_bytes": size_bytes,
-        "fp32_bytes": 4 * sum(tensor.numel() for tensor in predictor.model.parameters()),
-        "largest_difference": first.difference,
-        "runs": [str(run) for run in measured],
-        **first.counts,
-        **({} if chosen is None else {"calibration_rows": len(chosen)}),
-        **({} if config.held_out is None else {SEEN: seen}),
-    }
+    counts = ExportCounts(
+        size_bytes=size_bytes,
+        fp32_bytes=4 * sum(tensor.numel() for tensor in predictor.model.parameters()),
+        largest_difference=first.difference,
+        runs=[str(run) for run in measured],
+        measured=first.counts,
+        calibration_rows=None if chosen is None else len(chosen),
+        seen={} if config.held_out is None else {SEEN: seen},
+    )
     return Result(outputs=bundle_outputs(config), counts=counts)
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from pipelines.answering.parts import (
     REJECTED,
     ROWS,
     OutputPart,
+    PartsCounts,
     Read,
     RowsConfig,
     check_files,
@@ -40,7 +41,8 @@ from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.progress import counted, say
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT
 from tracking.runs.recorder import DatasetInput
 
@@ -136,6 +138,13 @@ class DocumentInput:
     """Its id; by default the sha256 of its text."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExtractCounts(PartsCounts):
+    @property
+    def sentence(self) -> str:
+        return f"Fields were extracted from {self.rows:,} documents."
+
+
 def run(config: ExtractConfig) -> Manifest:
     """Write a record for every document, in input order."""
     folders, inputs = {}, []
@@ -155,7 +164,8 @@ def _extract(config: ExtractConfig, corpus: Corpus, folders: dict[str, Path]) ->
     if config.tagger is not None:
         _check_types(config.tagger, models[TAGGER].task)
     check_files(config, corpus, DocumentInput, lambda names, where: None)
-    result = make_parts("extract", config, corpus, partial(make_part, config, folders))
+    work = partial(make_part, config, folders)
+    result = make_parts("extract", config, corpus, work, ExtractCounts)
     path = files.join(config.output, RECORDS)
     parts = [name for name in result.outputs if not name.startswith(REJECTED)]
     if not files.exists(path):  # else a killed run has already joined them
@@ -164,9 +174,9 @@ def _extract(config: ExtractConfig, corpus: Corpus, folders: dict[str, Path]) ->
                 with files.open_input(files.join(config.output, name)) as part:
                     shutil.copyfileobj(part, sink)
     files.remove(files.join(config.output, ROWS))
-    say(f"extract: {counted(result.counts[ROWS], 'record')} in {path}")
+    say(f"extract: {counted(result.counts.rows, 'record')} in {path}")
     rejected = {name: output for name, output in result.outputs.items() if name not in parts}
-    return Result(outputs={RECORDS: Output.of(path), **rejected}, counts=result.counts)
+    return replace(result, outputs={RECORDS: Output.of(path), **rejected})
 
 
 def _models(threads: int, folders: Mapping[str, Path]) -> dict[str, "Predictor"]:

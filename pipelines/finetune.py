@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from bert_core.manifest import Manifest
 from bert_core.tasks.digests import NO_ROWS
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import Result
+from pipelines.runtime.stage import run_stage
 from pipelines.training.config import Dropout, LabelledTrainingConfig
 from pipelines.training.labelled_sets import inputs_of, lineage_of, read_sets
-from pipelines.training.seeds import TrainableTask, learn
+from pipelines.training.seeds import SeedsCounts, TrainableTask, learn
 from pipelines.training.selection import Measurement
 from tracking.runs.recorder import DatasetInput
 
@@ -43,7 +44,7 @@ def _finetune(
     inputs: list[DatasetInput],
     digest: str,
     watch: Callable[[Measurement], None] | None,
-) -> Result:
+) -> Result[SeedsCounts]:
     from tracking.models.hub import load_bundle
 
     bundle = load_bundle(folder)

@@ -19,7 +19,8 @@ from pipelines.answering.predictors import predict_rows, predictor_of
 from pipelines.corpus.labelled import LabelledConfig, read_unlabelled
 from pipelines.runtime.inputs import bundle_input, input_digest
 from pipelines.runtime.progress import counted, say
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import SPREAD, Counts, Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, StageConfig
 from tracking.runs.recorder import DatasetInput
 
@@ -78,6 +79,25 @@ class GlueConfig(StageConfig):
         return [name for name in SETS if self.model(name) and name in self.tests]
 
 
+@dataclass(frozen=True, kw_only=True)
+class GlueCounts(Counts):
+    rows: int
+    """That models answered."""
+    filled_rows: int | None = None
+    """Of the sets that no model answers; None without such a set."""
+    scores: Mapping[str, float] = field(metadata=SPREAD)
+    """On development rows."""
+
+    @property
+    def line(self) -> str:
+        return f"{self.rows:,} rows"
+
+    @property
+    def sentence(self) -> str:
+        filled = "" if self.filled_rows is None else f"; {self.filled_rows:,} others are filled in"
+        return f"The submission has answers to {self.rows:,} rows of GLUE's test sets{filled}."
+
+
 def run(config: GlueConfig) -> Manifest:
     """Answer the test sets and write the submission."""
     folders, inputs = {}, []
@@ -118,7 +138,7 @@ def _submit(config: GlueConfig, folders: Mapping[str, Path]) -> Result:
     if lacking:
         readiness = f"not {readiness} until a model answers all of {', '.join(lacking)}"
     say(f"glue: {counted(counts['rows'], 'answer')} in {path}, {readiness}")
-    figures: dict[str, Any] = {f"{task}_score": score for task, score in scores.items()}
+    figures = {f"{task}_score": score for task, score in scores.items()}
     if scores:
         mean = sum(scores.values()) / len(scores)
         whole = len(scores) == len(SCORED_TASKS)
@@ -127,7 +147,12 @@ def _submit(config: GlueConfig, folders: Mapping[str, Path]) -> Result:
             f"glue: {mean:.1%} on development rows, "
             f"mean of {len(scores)} of {len(SCORED_TASKS)} tasks"
         )
-    return Result(outputs={SUBMISSION: Output.of(path)}, counts={**counts, **figures})
+    return Result(
+        outputs={SUBMISSION: Output.of(path)},
+        counts=GlueCounts(
+            rows=counts["rows"], filled_rows=counts["filled_rows"] or None, scores=figures
+        ),
+    )
 
 
 def _numbers(counts: Mapping[str, Any]) -> dict[str, float]:

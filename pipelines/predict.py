@@ -21,6 +21,7 @@ from bert_core.tasks.shapes import Row, as_row
 from pipelines.answering.parts import (
     ROWS,
     OutputPart,
+    PartsCounts,
     Read,
     RowsConfig,
     check_files,
@@ -43,7 +44,8 @@ from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.progress import CUT, counted, say
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT
 from tracking.runs.recorder import DatasetInput
 
@@ -83,6 +85,13 @@ class PredictConfig(RowsConfig):
             raise ConfigError("prefix: wanted at least one character, got an empty string")
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictCounts(PartsCounts):
+    @property
+    def sentence(self) -> str:
+        return f"The model answered {self.rows:,} rows."
+
+
 def run(config: PredictConfig) -> Manifest:
     """Write every row with the model's answer, in input order."""
     folder, model = bundle_input(config, config.model)
@@ -99,10 +108,11 @@ def _predict(config: PredictConfig, corpus: Corpus, folder: Path) -> Result:
     task = _predictor(config, folder).task
     _parameters(config.parameters, task)
     check_files(config, corpus, task.inputs, partial(_check_free, config))
-    result = make_parts("predict", config, corpus, partial(make_part, config, folder))
+    work = partial(make_part, config, folder)
+    result = make_parts("predict", config, corpus, work, PredictCounts)
     folder_of_rows = files.join(config.output, ROWS)
-    say(f"predict: {counted(result.counts[ROWS], 'row')} with answers in {folder_of_rows}")
-    return Result(outputs=result.outputs, counts=result.counts)
+    say(f"predict: {counted(result.counts.rows, 'row')} with answers in {folder_of_rows}")
+    return result
 
 
 def _predictor(config: PredictConfig, folder: Path) -> "Predictor":

@@ -12,7 +12,7 @@ out after the blocks, and wait until the last fragment exists.
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
@@ -43,7 +43,7 @@ from bert_core.data.shards import ShardInfo, shard_name, write_shard
 from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import CorpusError, ResourceError
-from bert_core.manifest import Manifest, Output
+from bert_core.manifest import Headline, Manifest, Output
 from bert_core.train.hardware import peak_memory_bytes
 from bert_core.wording import without_secrets
 from pipelines.corpus import data_card
@@ -64,12 +64,15 @@ from pipelines.corpus.screen import (
     pop_overlaps,
 )
 from pipelines.corpus.sources import Corpus, corpus_size_bytes, list_corpus
+from pipelines.runtime.description import CARD_OF_DATA
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.inputs import tokenizer_input
 from pipelines.runtime.progress import counted, meter, say
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import SPREAD, Counts, Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, REMARK, StageConfig
 from tracking.models.references import load_tokenizer
+from tracking.runs.story import amount
 
 ByteSize = Annotated[int, Range(least=1024)]
 
@@ -103,6 +106,40 @@ class PrepareConfig(StageConfig):
     """Bytes of a file to read at once; does not affect the shards."""
     seed: NonNegativeInt = 0
     """Seed of all random draws."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareCounts(Counts):
+    source: str
+    read: Mapping[str, int] = field(metadata=SPREAD)
+    """Of the corpus, with duplicates."""
+    written: Mapping[str, int] = field(metadata=SPREAD)
+    """Of the shards; of the same name, it is this count that is kept."""
+    documents: int
+    tokens: int
+    rows: int
+    corpus_bytes: int
+    peak_memory_bytes: int
+    tokenizer_digest: str
+    vocab_size: int
+    max_length: int
+    layout: Mapping[str, Any] = field(metadata=SPREAD)
+    """What a reader of the shards needs to know."""
+
+    @property
+    def line(self) -> str:
+        return f"{amount(self.tokens)} tokens, {self.rows:,} rows"
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{self.documents:,} documents with {amount(self.tokens)} tokens were cut into "
+            f"{self.rows:,} rows of up to {self.max_length} tokens."
+        )
+
+    @property
+    def headline(self) -> Headline:
+        return Headline(label="tokens", value=amount(self.tokens), beside=f"{self.rows:,} rows")
 
 
 @dataclass(frozen=True)
@@ -189,21 +226,26 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
         outputs[CONTAMINATION] = Output.of(path)
     files.remove(folder)
     tokenizer = _tokenizer(config.tokenizer)
-    counts = {
-        "source": without_secrets(corpus.name),
-        **encoded,
-        **rows,  # has documents and sentences too, without duplicates
-        "corpus_bytes": size_bytes,
-        "peak_memory_bytes": results.peak_memory_bytes,
-        "tokenizer_digest": tokenizer.digest,
-        "vocab_size": tokenizer.vocab_size,
-        "max_length": config.pairs.max_length,
-        "label": LABELS[config.pairs.kind],
-        "masking": asdict(config.masking),
-        "mask_id": tokenizer.mask_id,
-        "special_ids": tokenizer.special_ids.tolist(),
-        "shards": [asdict(info) for info in infos],
-    }
+    counts = PrepareCounts(
+        source=without_secrets(corpus.name),
+        read=encoded,
+        written=rows,
+        documents=rows["documents"],
+        tokens=rows["tokens"],
+        rows=rows["rows"],
+        corpus_bytes=size_bytes,
+        peak_memory_bytes=results.peak_memory_bytes,
+        tokenizer_digest=tokenizer.digest,
+        vocab_size=tokenizer.vocab_size,
+        max_length=config.pairs.max_length,
+        layout={
+            "label": LABELS[config.pairs.kind],
+            "masking": asdict(config.masking),
+            "mask_id": tokenizer.mask_id,
+            "special_ids": tokenizer.special_ids.tolist(),
+            "shards": [asdict(info) for info in infos],
+        },
+    )
     say(
         f"prepare: {counted(rows['documents'], 'document')}, {rows['tokens']:,} tokens → "
         f"{counted(rows['rows'], 'row')} in {counted(len(infos), 'shard')} in {config.output}"
@@ -217,11 +259,11 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
         compare_with=config.compare_with,
         pairs=config.pairs,
         masking=config.masking,
-        counts=counts,
+        counts=counts.entries(),
         lengths=results.lengths,
         overlaps=overlaps,
     )
-    return Result(outputs=outputs, counts=counts, artifacts=pictures)
+    return Result(outputs=outputs, counts=counts, artifacts=pictures, cards=CARD_OF_DATA)
 
 
 def _check_encoded(sources: Sequence[str], pairs: PairsConfig, encoded: Counter[str]) -> None:

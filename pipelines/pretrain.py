@@ -20,7 +20,7 @@ from bert_core.data.shards import ShardSet
 from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError
-from bert_core.manifest import BUNDLE, Manifest, read_manifest
+from bert_core.manifest import BUNDLE, Headline, Manifest, read_manifest
 from bert_core.metrics.language_model import unigram_baseline
 from bert_core.model.config import EncoderConfig
 from bert_core.model.variants import VARIANTS
@@ -28,18 +28,20 @@ from bert_core.tasks.digests import NO_ROWS
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines.runtime.inputs import bundle_input, input_digest, tokenizer_input
 from pipelines.runtime.progress import say
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, REMARK
 from pipelines.training.config import TrainingConfig, check_variant
-from pipelines.training.driver import finished, fit, write_bundle
+from pipelines.training.driver import BeforeAndAfter, finished, fit, write_bundle
 from pipelines.training.objectives import check_names, objectives_of
 from pipelines.training.records import CHECKPOINTS, Report, median_speed
 from pipelines.training.shard_batches import batches, check_rows
 from tracking.cache import local_cache
 from tracking.models.references import load_tokenizer
 from tracking.runs import metric_names as names
-from tracking.runs.metric_names import MLM_LOSS
+from tracking.runs.metric_names import MLM_ACCURACY, MLM_LOSS
 from tracking.runs.recorder import DatasetInput
+from tracking.runs.story import percent
 
 if TYPE_CHECKING:
     from bert_core.bundle.format import Bundle
@@ -191,6 +193,46 @@ class PretrainConfig(TrainingConfig):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PretrainCounts(BeforeAndAfter):
+    unigram_loss: float
+    """In nats, of predicting masked words by how frequent they are."""
+    unigram_accuracy: float
+    fresh_parts: list[str] | None = None
+    """What the model that was continued from lacked; None for a run from fresh weights."""
+
+    @property
+    def line(self) -> str:
+        lowered = f"held-out MLM loss {self.before[MLM_LOSS]:.2f} → {self.after[MLM_LOSS]:.2f}"
+        if MLM_ACCURACY not in self.after:
+            return lowered
+        return f"{lowered}, {percent(self.after[MLM_ACCURACY])} of masked words right"
+
+    @property
+    def sentence(self) -> str:
+        lowered = (
+            "Pretraining lowered the loss on masked words of held-out text from "
+            f"{self.before[MLM_LOSS]:.2f} to {self.after[MLM_LOSS]:.2f} nats"
+        )
+        if MLM_ACCURACY not in self.after:
+            return f"{lowered}."
+        return (
+            f"{lowered}: the model now predicts {percent(self.after[MLM_ACCURACY])} of them "
+            f"correctly ({percent(self.unigram_accuracy)} for always guessing the most frequent "
+            "word)."
+        )
+
+    @property
+    def headline(self) -> Headline | None:
+        if MLM_ACCURACY not in self.after:
+            return None
+        return Headline(
+            label="masked words right",
+            value=percent(self.after[MLM_ACCURACY]),
+            beside=f"most frequent word {percent(self.unigram_accuracy)}",
+        )
+
+
 @dataclass(frozen=True)
 class Phase:
     """Consecutive steps of a run on the same shards."""
@@ -282,12 +324,12 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     parent = None if folder is None else load_bundle(folder)
     build = partial(build_model, config, shards, tokenizer, parent)
     lineage: dict[str, Any] = {"stage": "pretrain", "data": _data(config.phases, tokenizer)}
-    origin: dict[str, list[str]] = {}
+    lacking: list[str] | None = None
     if parent is not None:
         lineage |= {"parent": parent.digest, "parent_lineage": parent.lineage}
-        origin["fresh_parts"] = sorted(fresh_parts(parent, build()))
-        lacking = ", ".join(origin["fresh_parts"]) or "nothing"
-        say(f"pretrain: continuing from {config.model}; it lacks, and starts fresh: {lacking}")
+        lacking = sorted(fresh_parts(parent, build()))
+        parts = ", ".join(lacking) or "nothing"
+        say(f"pretrain: continuing from {config.model}; it lacks, and starts fresh: {parts}")
     fit(partial(worker, folder), config, digest, config.loop, "pretraining")
     # Not from the record: if a run loses steps and its hours end before it has made up for them,
     # the record keeps the points of the lost steps.
@@ -295,14 +337,16 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     assert checkpoint is not None  # the last step wrote one
     steps, records = checkpoint.step, dict(read_points(checkpoint))
     fresh, trained = (names.measured_on(HELD_OUT, records[step]) for step in (0, steps))
-    counts: dict[str, Any] = {
-        **{names.before(name): value for name, value in fresh.items()},
-        **{names.after(name): value for name, value in trained.items()},
-        **_unigram(shards),
-        "steps": steps,
-        names.TOKENS_PER_S: median_speed(records),
-        **origin,
-    }
+    unigram_loss, unigram_accuracy = _unigram(shards)
+    counts = PretrainCounts(
+        before=fresh,
+        after=trained,
+        unigram_loss=unigram_loss,
+        unigram_accuracy=unigram_accuracy,
+        steps=steps,
+        tokens_per_s=median_speed(records),
+        fresh_parts=lacking,
+    )
     outputs = write_bundle(
         config,
         digest,
@@ -315,12 +359,10 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     )
     say(
         f"pretrain: held-out MLM loss {fresh[MLM_LOSS]:.3f} → {trained[MLM_LOSS]:.3f} "
-        f"(unigram baseline {counts[names.UNIGRAM_LOSS]:.3f}), "
+        f"(unigram baseline {unigram_loss:.3f}), "
         f"bundle in {files.join(config.output, BUNDLE)}"
     )
-    if little := learnt_little(
-        config, fresh[MLM_LOSS], trained[MLM_LOSS], counts[names.UNIGRAM_LOSS]
-    ):
+    if little := learnt_little(config, fresh[MLM_LOSS], trained[MLM_LOSS], unigram_loss):
         say(f"pretrain: {little}")
     return finished(config, "pretrain", outputs, counts)
 
@@ -359,7 +401,7 @@ def _data(phases: Sequence[Phase], tokenizer: Tokenizer) -> list[dict[str, Any]]
     return data
 
 
-def _unigram(shards: ShardSet) -> dict[str, float]:
+def _unigram(shards: ShardSet) -> tuple[float, float]:
     """Loss and accuracy of predicting held-out tokens by how often training shards mask them.
 
     If masks are drawn at training time, by how often the tokens occur.
@@ -377,8 +419,7 @@ def _unigram(shards: ShardSet) -> dict[str, float]:
                 else:
                     yield opened.input_ids[~np.isin(opened.input_ids, shards.special_ids)]
 
-    loss, accuracy = unigram_baseline(labels(TRAIN), labels(HELD_OUT), shards.vocab_size)
-    return {names.UNIGRAM_LOSS: loss, names.UNIGRAM_ACCURACY: accuracy}
+    return unigram_baseline(labels(TRAIN), labels(HELD_OUT), shards.vocab_size)
 
 
 def build_model(

@@ -14,11 +14,12 @@ from bert_core.manifest import Manifest, read_manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
 from pipelines.answering.predictors import ANSWER, options_text, predict_rows, predictor_of
 from pipelines.evaluate import CLASSES, PREDICTIONS
-from pipelines.runtime.description import link_model_card, published_page
+from pipelines.runtime.description import MODEL_PAGE, link_model_card, published_page
 from pipelines.runtime.inputs import bundle_input, input_digest
 from pipelines.runtime.outputs import local_outputs
 from pipelines.runtime.progress import say
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import Counts, Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, StageConfig
 from tracking.models.registry import check_name
 from tracking.models.upload import check_id, check_token, upload
@@ -62,6 +63,25 @@ class PublishConfig(StageConfig):
             raise ConfigError(
                 "hub_private: wanted hub with it, got none: give both, or leave hub_private out"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishCounts(Counts):
+    version: str
+    is_champion: bool
+    why: str
+    """Why the alias points where it does, as a clause."""
+    hub: str | None = None
+    """`owner/name@commit`, if it was uploaded to the Hugging Face hub, and its page there."""
+    hub_url: str | None = None
+
+    @property
+    def line(self) -> str:
+        return f"version {self.version}{', the champion' if self.is_champion else ''}"
+
+    @property
+    def sentence(self) -> str:
+        return f"In the registry, {self.why}."
 
 
 def run(config: PublishConfig) -> Manifest:
@@ -137,24 +157,21 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
     files.write_json(str(written[0]), asdict(publication))
     files.write_bytes(str(written[1]), card.encode())
     say(f"publish: models:/{version.name}/{version.version}. {publication.why}")
-    uploaded: dict[str, Any] = {}
+    counts = PublishCounts(
+        version=version.version, is_champion=publication.is_champion, why=publication.why
+    )
     if config.hub is not None:
         title = f"{version.name}, version {version.version}"
         where = upload(folder, card, config.hub, private=config.hub_private, message=title)
         run_id = recorded.run_id if recorded else None
         registry.note_upload(version, where.reference, run_id, uri=uri)
-        uploaded = {"hub": where.reference, "hub_url": where.url}
+        counts = replace(counts, hub=where.reference, hub_url=where.url)
         say(f"publish: {where.url}")
-    counts = {
-        "version": version.version,
-        "is_champion": publication.is_champion,
-        "why": publication.why,
-        **uploaded,
-    }
     return Result(
         outputs=local_outputs(config, written),
         counts=counts,
         artifacts=[config.local_folder / MODEL_CARD],
+        pages={MODEL_PAGE: page},
     )
 
 

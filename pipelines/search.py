@@ -27,7 +27,8 @@ from pipelines.corpus.readers import parquet
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.inputs import input_digest
 from pipelines.runtime.progress import counted, meter, say
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import Counts, Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, StageConfig
 from tracking.runs.recorder import DatasetInput
 
@@ -50,6 +51,21 @@ class SearchConfig(StageConfig):
     """Number of rows to return per query, nearest first."""
     columns: tuple[str, ...] = ()
     """Columns of a row to return; by default all but its vector."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchCounts(Counts):
+    queries: int
+    rows: int
+    """Of the corpus."""
+
+    @property
+    def line(self) -> str:
+        return f"{self.queries:,} queries, {self.rows:,} rows"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.queries:,} queries were compared with {self.rows:,} rows."
 
 
 @dataclass(frozen=True)
@@ -178,7 +194,7 @@ def _search(config: SearchConfig, corpus: Vectors, queries: Vectors) -> Result:
     among = counted(searched, "row")
     say(f"search: {counted(query_count, 'query', 'queries')} among {among}, in {folder}")
     outputs = {name: Output.of(files.join(config.output, name)) for name in sorted(names)}
-    return Result(outputs=outputs, counts={"queries": query_count, "rows": searched})
+    return Result(outputs=outputs, counts=SearchCounts(queries=query_count, rows=searched))
 
 
 def _make_part(

@@ -21,9 +21,10 @@ from pipelines.corpus.config import DOCSTRINGS
 from pipelines.corpus.labelled import LabelledConfig, labelled_files
 from pipelines.finetune import FinetuneConfig
 from pipelines.runtime import cluster
-from pipelines.runtime.description import TRIAL_FOLDERS
+from pipelines.runtime.description import MODEL_PAGE, TRIAL_FOLDERS, published_page
 from pipelines.runtime.progress import say
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import SPREAD, Counts, Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import REMARK, StageConfig, with_absolute_paths
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.labelled_sets import inputs_of, read_sets
@@ -31,6 +32,7 @@ from pipelines.training.selection import Measurement
 from pipelines.training.sweep import SweepConfig
 from tracking.models.hub import PREFIX
 from tracking.models.registry import check_name
+from tracking.runs.story import score
 from tracking.store.server import tracking_uri
 
 if TYPE_CHECKING:
@@ -107,6 +109,39 @@ class TuneConfig(LabelledTrainingConfig):
         return trials
 
 
+@dataclass(frozen=True, kw_only=True)
+class TuneCounts(Counts):
+    trials: int
+    states: Mapping[str, int] = field(metadata=SPREAD)
+    """Trials by how they ended."""
+    best: int
+    """Number of the best trial."""
+    parameters: Mapping[str, float]
+    """Those of the best."""
+    metric: str
+    score: float
+    """Of the best, on the selection rows."""
+    held_out: Mapping[str, Any] = field(metadata=SPREAD)
+    """What the best has on held-out rows, if there are any."""
+    version: str | None = None
+    """In the registry, as what follows; None if the best was not registered."""
+    is_champion: bool | None = None
+    why: str | None = None
+
+    def entries(self) -> dict[str, Any]:
+        counts = super().entries()
+        return {f"{SELECTION}_{counts.pop('metric')}": counts.pop("score")} | counts
+
+    @property
+    def line(self) -> str:
+        chosen = ", ".join(f"{name} {value:g}" for name, value in self.parameters.items())
+        return f"best of {self.trials}: {score(self.metric, self.score)}, {chosen}"
+
+    @property
+    def sentence(self) -> str:
+        return f"Trial {self.best} is the {self.line}."
+
+
 def run(config: TuneConfig) -> Manifest:
     """Train every trial, and take the one that does best on the selection rows."""
     folder, inputs = inputs_of(config)
@@ -172,21 +207,32 @@ def _tune(config: TuneConfig, folder: Path, model: str, digests: Mapping[str, st
         config.local_folder / PICTURE,
         lower_is_better=sign > 0,
     )
-    chosen, score = table[best]["parameters"], table[best]["score"]
+    chosen, best_score = table[best]["parameters"], table[best]["score"]
     say(
-        f"tune: trial {best} of {len(table)} is the best, {metric} {score:.4g} on the selection "
-        f"rows: {', '.join(f'{name} {value:g}' for name, value in chosen.items())}"
+        f"tune: trial {best} of {len(table)} is the best, {metric} {best_score:.4g} on the "
+        f"selection rows: {', '.join(f'{name} {value:g}' for name, value in chosen.items())}"
     )
     states = [row["state"] for row in table]
-    counts = {
-        "trials": len(table),
-        **{state: states.count(state) for state in get_args(trials.State)},
-        "best": best,
-        "parameters": chosen,
-        f"selection_{metric}": score,
-        **_score(config, parent),
-    }
-    return Result(outputs={TRIALS: Output.of(path), **outputs}, counts=counts, artifacts=[picture])
+    counts = TuneCounts(
+        trials=len(table),
+        states={state: states.count(state) for state in get_args(trials.State)},
+        best=best,
+        parameters=chosen,
+        metric=metric,
+        score=best_score,
+        held_out={},
+    )
+    if config.held_out is not None:
+        counts = _measured(config, parent, counts)
+    pages = {}
+    if config.name is not None and counts.version is not None:
+        pages[MODEL_PAGE] = published_page(config.name, counts.version)
+    return Result(
+        outputs={TRIALS: Output.of(path), **outputs},
+        counts=counts,
+        artifacts=[picture],
+        pages=pages,
+    )
 
 
 def _selected_by(counts: Mapping[str, Any]) -> list[str]:
@@ -263,12 +309,11 @@ def _copy_bundle(trial: str, output: str) -> dict[str, Output]:
     return outputs
 
 
-def _score(config: TuneConfig, parent: str | None) -> dict[str, Any]:
-    """Measure the best model once on the held-out rows, and register it; each if configured."""
+def _measured(config: TuneConfig, parent: str | None, counts: TuneCounts) -> TuneCounts:
+    """Measure the best model once on the held-out rows, and register it if configured."""
     from pipelines import evaluate, publish
 
-    if config.held_out is None:
-        return {}
+    assert config.held_out is not None
     shared = {field.name: getattr(config, field.name) for field in fields(StageConfig)}
     shared |= {"model": files.join(config.output, BUNDLE), "parent_run": parent, "force": False}
     shared |= {"wait": True}  # for the lease of one that was killed
@@ -276,7 +321,8 @@ def _score(config: TuneConfig, parent: str | None) -> dict[str, Any]:
     scored = evaluate.run(
         evaluate.EvaluateConfig(**shared | {"output": evaluation, "held_out": config.held_out})
     ).counts
-    counts = {f"held_out_{name}": value for name, value in scored.items() if name != "seconds"}
+    held_out = {f"held_out_{name}": value for name, value in scored.items() if name != "seconds"}
+    counts = replace(counts, held_out=held_out)
     if config.name is None:
         return counts
     output = files.join(config.output, PUBLICATION)
@@ -285,4 +331,5 @@ def _score(config: TuneConfig, parent: str | None) -> dict[str, Any]:
             **shared | {"output": output, "evaluation": evaluation, "name": config.name}
         )
     ).counts
-    return counts | {name: published[name] for name in ("version", "is_champion", "why")}
+    registered = {name: published[name] for name in ("version", "is_champion", "why")}
+    return replace(counts, **registered)

@@ -18,12 +18,14 @@ from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.digest import corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, corpus_size_bytes, list_corpus
+from pipelines.runtime.description import CARD_OF_VOCABULARY
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import counted, meter, say
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import Counts, Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import REMARK, StageConfig
 from tracking.models.references import load_tokenizer
-from tracking.runs.metric_names import WORDS_PER_S
+from tracking.runs.story import amount
 
 BLOCK_BYTES = 8 << 20
 
@@ -51,6 +53,28 @@ class VocabConfig(StageConfig):
     """Maximum bytes of text to count pairs in; documents are drawn by their hash."""
     seed: NonNegativeInt = 0
     """Seed of the sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabCounts(Counts):
+    vocab_size: int
+    tokenizer_digest: str
+    documents: int
+    """Of the sample."""
+    words: int
+    words_per_s: float
+    corpus_bytes: int
+
+    @property
+    def line(self) -> str:
+        return f"{self.vocab_size:,} word pieces from {amount(self.words)} words"
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"The vocabulary has {self.vocab_size:,} word pieces, learnt from "
+            f"{amount(self.words)} words of {self.documents:,} documents."
+        )
 
 
 def run(config: VocabConfig) -> Manifest:
@@ -96,14 +120,14 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
     )
     words = sum(len(text.split()) for text in texts)
     tokenizer.save(config.output)
-    counts = {
-        "vocab_size": tokenizer.vocab_size,
-        "tokenizer_digest": tokenizer.digest,
-        "documents": len(texts),
-        "words": words,
-        WORDS_PER_S: words / (time.monotonic() - began),
-        "corpus_bytes": size_bytes,
-    }
+    counts = VocabCounts(
+        vocab_size=tokenizer.vocab_size,
+        tokenizer_digest=tokenizer.digest,
+        documents=len(texts),
+        words=words,
+        words_per_s=words / (time.monotonic() - began),
+        corpus_bytes=size_bytes,
+    )
     say(f"vocab: {tokenizer.vocab_size:,} tokens in {config.output}")
     outputs = {name: Output.of(files.join(config.output, name)) for name in tokenizer.files()}
     path = data_card.write_of_vocabulary(
@@ -113,7 +137,7 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
         compare_with=config.compare_with,
         texts=texts,
     )
-    return Result(outputs=outputs, counts=counts, artifacts=[path])
+    return Result(outputs=outputs, counts=counts, artifacts=[path], cards=CARD_OF_VOCABULARY)
 
 
 def _draw(corpus: CorpusConfig, seed: int, share: float, block: Block) -> list[tuple[float, str]]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -33,8 +33,8 @@ from pipelines.corpus.readers.parquet import read_row_groups
 from pipelines.corpus.sources import Corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import CUT, meter, print_remarks, say
+from pipelines.runtime.result import SPREAD, Counts, Result
 from pipelines.runtime.stage_config import INPUT, StageConfig
-from tracking.runs.metric_names import TOKENS_PER_S
 
 if TYPE_CHECKING:
     from bert_core.inference.predictor import Predictor
@@ -222,13 +222,24 @@ def _check_columns(
         )
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The results of all parts."""
+@dataclass(frozen=True, kw_only=True)
+class PartsCounts(Counts):
+    """What a stage counted that answers rows part by part."""
 
-    outputs: dict[str, Output]
-    """Their files, in order."""
-    counts: dict[str, Any]
+    rows: int
+    rejected: int
+    reasons: Mapping[str, int] = field(metadata=SPREAD)
+    """Rows that were put aside, by the reason."""
+    remarks: Mapping[str, int] = field(metadata=SPREAD)
+    parts: int
+    tokens_per_s: float
+
+    @property
+    def line(self) -> str:
+        return f"{self.rows:,} rows"
+
+
+P = TypeVar("P", bound=PartsCounts)
 
 
 def make_parts(
@@ -236,11 +247,13 @@ def make_parts(
     config: RowsConfig,
     corpus: Corpus,
     work: Callable[[tuple[int, Block]], dict[str, Any]],
-) -> Parts:
+    kind: type[P],
+) -> Result[P]:
     """Do `work` on every part that is not finished yet.
 
     Args:
         work: writes a part and returns what `finish_part` returns.
+        kind: of the counts.
     Raises: CorpusError if no row could be answered.
     """
     blocks = plan_blocks(corpus, config.part_bytes or usual_part_bytes(corpus))
@@ -272,20 +285,20 @@ def make_parts(
     print_remarks(stage, odd, corpus.name)
     if rejected:
         say(f"{stage}: {rejected:,} put aside ({why}) in {files.join(config.output, REJECTED)}")
-    return Parts(
+    return Result(
         outputs={
             name: Output(**about)
             for _, part in sorted(parts.items())
             for name, about in part["files"].items()
         },
-        counts={
-            ROWS: rows,
-            REJECTED: rejected,
-            **{f"{REJECTED}_{reason}": count for reason, count in reasons.items()},
-            **counts,
-            PARTS: len(parts),
-            TOKENS_PER_S: tokens / seconds,
-        },
+        counts=kind(
+            rows=rows,
+            rejected=rejected,
+            reasons={f"{REJECTED}_{reason}": count for reason, count in reasons.items()},
+            remarks=counts,
+            parts=len(parts),
+            tokens_per_s=tokens / seconds,
+        ),
     )
 
 

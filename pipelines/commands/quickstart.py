@@ -27,7 +27,7 @@ from bert_core.checks import Port, check_fields
 from bert_core.errors import RaybertError, ResourceError
 from bert_core.manifest import Manifest
 from bert_core.wording import shortened
-from pipelines.commands.report import attach, paired_difference, write_report
+from pipelines.commands.report import attach, summary, write_report
 from pipelines.commands.report_runs import runs_of
 from pipelines.configure import CONFIGS, STAGES, parse
 from pipelines.corpus import docstrings
@@ -256,16 +256,18 @@ def _post(url: str, body: dict[str, Any]) -> Any:
 
 
 def _report(done: dict[str, Manifest], questions: list[Asked], seconds: float) -> None:
-    """Print the table and what to do next, and write the page for others."""
-    table = Table("what", "figure", box=None, pad_edge=False, header_style="bold")
-    rows = _figures(done, seconds)
-    for row in rows:
-        table.add_row(*row)
-    console.print()
-    console.print(table)
+    """Print what was learnt and what to do next, and write the page for others."""
     page = Path(FOLDER) / REPORT
     folders = [_relative(docstrings.folder()), *(f"{FOLDER}/{name}" for name in FOLDERS)]
     runs = runs_of(folders, None)
+    console.print()
+    for text in summary(runs):
+        say(text)
+    table = Table("stage", "speed", box=None, pad_edge=False, header_style="bold")
+    for row in _speeds(done, seconds):
+        table.add_row(*row)
+    console.print()
+    console.print(table)
     write_report(str(page), runs, title="raybert quickstart", tried=questions)
     with suppress(RaybertError):  # MLflow may be away
         attach(str(page), runs, tracking_uri(None))
@@ -282,54 +284,14 @@ def _report(done: dict[str, Manifest], questions: list[Asked], seconds: float) -
     )
 
 
-def _figures(done: dict[str, Manifest], seconds: float) -> list[tuple[str, str]]:
-    """The results of the run, as labels and figures."""
-    counts = {stage: manifest.counts for stage, manifest in done.items()}
-    corpus, prepared, pretrained = counts["corpus"], counts["prepare"], counts["pretrain"]
-    tuned, scratch = counts["finetune"], counts["from_scratch"]
-    gain, error = paired_difference(tuned["seeds"], scratch["seeds"], "accuracy")
-    return [
-        ("corpus", f"{corpus['characters'] / 1e6:.1f} M characters, {corpus['modules']:,} modules"),
-        ("tokens", f"{prepared['tokens'] / 1e6:.2f} M"),
-        ("vocab", f"{counts['vocab'][names.WORDS_PER_S]:,.0f} words/s"),
-        ("prepare", f"{prepared['tokens'] / prepared['seconds']:,.0f} tokens/s"),
-        ("pretrain", f"{pretrained[names.TOKENS_PER_S]:,.0f} tokens/s"),
-        ("finetune", f"{tuned[names.TOKENS_PER_S]:,.0f} tokens/s"),
-        ("evaluate", f"{counts['evaluate'][names.TOKENS_PER_S]:,.0f} tokens/s"),
-        (
-            "held-out MLM loss",
-            f"{pretrained[names.before(names.MLM_LOSS)]:.2f} before, "
-            f"{pretrained[names.after(names.MLM_LOSS)]:.2f} after "
-            f"(unigram baseline {pretrained[names.UNIGRAM_LOSS]:.2f})",
-        ),
-        (
-            "held-out MLM accuracy",
-            f"{pretrained[names.before(names.MLM_ACCURACY)]:.1%} before, "
-            f"{pretrained[names.after(names.MLM_ACCURACY)]:.1%} after "
-            f"(unigram baseline {pretrained[names.UNIGRAM_ACCURACY]:.1%})",
-        ),
-        (
-            "held-out NSP accuracy",
-            f"{pretrained[names.after(names.NSP_ACCURACY)]:.1%} (chance 50 %)",
-        ),
-        (
-            "fine-tuned accuracy",
-            f"{tuned['accuracy_mean']:.1%} ± {tuned['accuracy_std']:.1%} "
-            f"(majority class {tuned['baseline_accuracy']:.1%})",
-        ),
-        (
-            "… from random weights",
-            f"{scratch['accuracy_mean']:.1%} ± {scratch['accuracy_std']:.1%}",
-        ),
-        (
-            "finding a text by its summary",
-            f"mean reciprocal rank {counts['embedding']['mrr_mean']:.2f} "
-            f"among {counts['embedding']['held_out_rows']:,}",
-        ),
-        (
-            "gain of pretraining",
-            f"{100 * gain:+.1f} points, standard error {100 * error:.1f} over "
-            f"{len(tuned['seeds'])} paired seeds",
-        ),
-        ("time", f"{seconds:,.0f} s"),
-    ]
+def _speeds(done: dict[str, Manifest], seconds: float) -> Iterator[tuple[str, str]]:
+    """How fast the stages were, and the time of all."""
+    for stage, manifest in done.items():
+        counts = manifest.counts
+        if names.WORDS_PER_S in counts:
+            yield stage, f"{counts[names.WORDS_PER_S]:,.0f} words/s"
+        elif names.TOKENS_PER_S in counts:
+            yield stage, f"{counts[names.TOKENS_PER_S]:,.0f} tokens/s"
+        elif names.TOKENS in counts:
+            yield stage, f"{counts[names.TOKENS] / counts['seconds']:,.0f} tokens/s"
+    yield "all", f"{seconds:,.0f} s"

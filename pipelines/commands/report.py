@@ -25,6 +25,7 @@ from bert_core import files
 from bert_core.checks import check_fields
 from bert_core.data.json_rows import jsonl_rows
 from bert_core.errors import ConfigError, ResourceError
+from bert_core.manifest import Headline
 from bert_core.wording import first_line, shortened
 from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
 from pipelines.commands.inspect import style
@@ -39,11 +40,10 @@ from pipelines.runtime.description import (
     run_link,
 )
 from pipelines.runtime.progress import say
-from tracking.runs import metric_names as names
 from tracking.runs.curves import Curve
 from tracking.runs.goodput import duration
 from tracking.runs.metric_names import ACTIVITIES, CURVES
-from tracking.runs.story import amount, figure, percent, sentence, short_number, words
+from tracking.runs.story import figure, short_number, words
 from tracking.store.server import connect, tracking_uri, without_password
 
 PAGES = Path(__file__).parent
@@ -180,7 +180,7 @@ def write_report(
 def summary(runs: Sequence[Run]) -> list[str]:
     """What was learnt, in words; runs of one stage are distinguished by their names."""
     scratch, worth = _worth_of_pretraining(runs)
-    texts = [(run, worth if run is scratch else sentence(run.stage, run.counts)) for run in runs]
+    texts = [(run, worth if run is scratch else run.sentence) for run in runs]
     stages = Counter(run.stage for run, text in texts if text and run is not scratch)
     return [
         text if run is scratch or stages[run.stage] == 1 else f"{_short_name(run)}: {text}"
@@ -224,31 +224,15 @@ def paired_difference(
     return float(differences.mean()), float(error)
 
 
-def _tiles(runs: Sequence[Run]) -> Iterator[tuple[str, str, str]]:
-    """The figures that matter most: label, value, and what to hold it against."""
-    for run in reversed(runs):
-        counts = run.counts
-        if run.stage == "evaluate" and "primary_metric" in counts:
-            main = str(counts["primary_metric"])
-            low, high = counts[f"{main}_low"], counts[f"{main}_high"]
-            base = counts.get(f"baseline_{main}")
-            than = "" if base is None else f"; ignoring the text {_figure(main, base)}"
-            yield (
-                words(main),
-                _figure(main, counts[main]),
-                f"{_figure(main, low)} to {_figure(main, high)}{than}",
-            )
-        elif run.stage == "pretrain" and names.after(names.MLM_ACCURACY) in counts:
-            base = counts.get(names.UNIGRAM_ACCURACY)
-            than = "" if base is None else f"most frequent word {percent(base)}"
-            yield "masked words right", percent(counts[names.after(names.MLM_ACCURACY)]), than
-        elif run.stage == "prepare":
-            yield "tokens", amount(counts["tokens"]), f"{counts['rows']:,} rows"
+def _tiles(runs: Sequence[Run]) -> Iterator[Headline]:
+    """The figures that matter most."""
+    yield from (run.manifest.headline for run in reversed(runs) if run.manifest.headline)
     spent = [run.spent for run in runs if run.spent is not None]
     if spent:
         costs = [each.cost_usd for each in spent if each.cost_usd is not None]
         cost = f", {sum(costs):,.2f} USD" if costs else ""
-        yield "training time", duration(sum(each.wall_s for each in spent)), f"wall time{cost}"
+        time = duration(sum(each.wall_s for each in spent))
+        yield Headline(label="training time", value=time, beside=f"wall time{cost}")
 
 
 def _flows(runs: Sequence[Run], requested: Sequence[Run]) -> list[Markup]:

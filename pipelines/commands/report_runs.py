@@ -19,7 +19,8 @@ from tracking.runs.goodput import Goodput
 from tracking.runs.mirror import RECORD
 from tracking.runs.spool import METRICS
 from tracking.runs.spool import Run as Recorded
-from tracking.runs.story import result
+from tracking.runs.story import first_counts
+from tracking.store.page import RESULT
 from tracking.store.server import connect, tracking_uri, without_password
 
 if TYPE_CHECKING:
@@ -67,7 +68,12 @@ class Run:
     @property
     def result(self) -> str:
         """What it came to, in one line."""
-        return result(self.stage, self.counts)
+        return self.manifest.line or first_counts(self.counts)
+
+    @property
+    def sentence(self) -> str:
+        """The same for a reader who knows neither the stage nor its figures."""
+        return self.manifest.sentence or f"`{self.stage}` has finished: {self.result}."
 
     @cached_property
     def digests(self) -> frozenset[str]:
@@ -300,6 +306,7 @@ def _without_manifest(stored: "StoredRun", place: str) -> Run:
             config=dict(stored.data.params),
             inputs=inputs,
             counts=dict(stored.data.metrics),
+            line=tags.get(RESULT, ""),
             code_version=tags.get("code_version", ""),
         ),
         place=place,

@@ -21,9 +21,11 @@ from bert_core.data.docstrings import docstrings_of, normalised, opening
 from bert_core.manifest import Manifest, Output, is_complete
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter, say
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import Counts, Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import StageConfig
 from tracking.runs.recorder import DatasetInput
+from tracking.runs.story import amount
 
 STANDARD_LIBRARY = "python"
 # Import name → distribution. raybert depends on all of them, so every machine has them.
@@ -56,6 +58,27 @@ class DocstringsConfig(StageConfig):
     """Share of the modules held out of training."""
     seed: int = 0
     """Seed that selects the held-out modules."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocstringsCounts(Counts):
+    modules: int
+    held_out_modules: int
+    characters: int
+    duplicates_left_out: int
+    labelled_train: int
+    labelled_held_out: int
+
+    @property
+    def line(self) -> str:
+        return f"{amount(self.characters)} characters in {self.modules:,} modules"
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"The text is {amount(self.characters)} characters of prose from {self.modules:,} "
+            f"modules, {self.held_out_modules:,} of which no training sees."
+        )
 
 
 @dataclass(frozen=True)
@@ -151,17 +174,18 @@ def _write(config: DocstringsConfig) -> Result:
     for path, rows in zip(labelled_paths, written, strict=True):
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         files.write_bytes(str(path), text.encode())
-    counts = {
-        "modules": len(documents),
-        "held_out_modules": sum(row["split"] == "held_out" for row in documents),
-        "characters": sum(len(row["text"]) for row in documents),
-        "duplicates_left_out": duplicates,
-        **{f"labelled_{split}": len(rows) for split, rows in labelled.items()},
-    }
+    counts = DocstringsCounts(
+        modules=len(documents),
+        held_out_modules=sum(row["split"] == "held_out" for row in documents),
+        characters=sum(len(row["text"]) for row in documents),
+        duplicates_left_out=duplicates,
+        labelled_train=len(labelled["train"]),
+        labelled_held_out=len(labelled["held_out"]),
+    )
     say(
-        f"docstrings: {counts['characters'] / 1e6:.1f} million characters of prose in "
-        f"{counts['modules']:,} modules of {len(LIBRARIES) + 1} libraries; "
-        f"{counts['held_out_modules']:,} modules are held out"
+        f"docstrings: {counts.characters / 1e6:.1f} million characters of prose in "
+        f"{counts.modules:,} modules of {len(LIBRARIES) + 1} libraries; "
+        f"{counts.held_out_modules:,} modules are held out"
     )
     outputs = {path.name: Output.of(str(path)) for path in (documents_path, *labelled_paths)}
     return Result(outputs=outputs, counts=counts)

@@ -34,10 +34,10 @@ COMMAND = "command"
 """Tag of a run: the command line that makes the same."""
 DATA_CARD, VOCABULARY_CARD = "data_card.md", "vocabulary_card.md"
 """Artifacts of a run."""
-_CARDS = {
-    "prepare": ("the data card", DATA_CARD),
-    "vocab": ("the vocabulary card", VOCABULARY_CARD),
-}
+CARD_OF_DATA = {"the data card": DATA_CARD}
+CARD_OF_VOCABULARY = {"the vocabulary card": VOCABULARY_CARD}
+_EARLIER_CARDS = {"prepare": CARD_OF_DATA, "vocab": CARD_OF_VOCABULARY}
+"""Those of stages whose manifest is from a version that did not write them into it."""
 MODEL_PAGE = "the model card"
 """Title of the page of a registered model, which shows its card."""
 STARTED = "started.json"
@@ -234,23 +234,10 @@ def link_model_card(client: "MlflowClient", uri: str, sources: Iterable[str], pa
                 add_link(client, origin[1].run_id, MODEL_PAGE, page)
 
 
-def card_links(
-    stage: str, run: Run | None, config: Any, counts: Mapping[str, Any]
-) -> dict[str, str]:
-    """The pages of MLflow with the cards that a stage wrote.
-
-    Args:
-        run: that of the stage, if it is known.
-    """
-    if stage in ("publish", "tune") and "version" in counts:
-        return {MODEL_PAGE: published_page(config.name, counts["version"])}
-    return {} if run is None else _written_card(stage, run)
-
-
-def _written_card(stage: str, run: Run) -> dict[str, str]:
-    title, artifact = _CARDS.get(stage, ("", ""))
-    page = run_link(run, artifact) if title else None
-    return {} if page is None else {title: page}
+def card_pages(run: Run | None, cards: Mapping[str, str]) -> dict[str, str]:
+    """The pages of MLflow with the cards of a run, by title; none until MLflow has answered."""
+    pages = {} if run is None else {title: run_link(run, name) for title, name in cards.items()}
+    return {title: page for title, page in pages.items() if page is not None}
 
 
 def cards_behind(sources: Iterable[str], uri: str) -> dict[str, str]:
@@ -278,7 +265,8 @@ def cards_behind(sources: Iterable[str], uri: str) -> dict[str, str]:
                     continue
                 seen.add(folder)
                 if run.tracking_uri == uri:
-                    links = _written_card(manifest.stage, run) | links
+                    cards = manifest.cards or _EARLIER_CARDS.get(manifest.stage, {})
+                    links = card_pages(run, cards) | links
                 places = files.read_json(files.join(folder, STARTED)).get("sources", {})
                 left += [(place, manifest.inputs.get(name, "")) for name, place in places.items()]
     return links

@@ -6,8 +6,6 @@ A stage is a frozen config that extends `StageConfig` and a function `run(config
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bert_core import files
@@ -15,7 +13,6 @@ from bert_core.errors import ConfigError, CorpusError, FormatError, InputError, 
 from bert_core.manifest import (
     NAME,
     Manifest,
-    Output,
     entries_of,
     is_complete,
     read_manifest,
@@ -24,7 +21,7 @@ from bert_core.manifest import (
 )
 from pipelines.runtime import lease
 from pipelines.runtime.code_version import code_version
-from pipelines.runtime.description import STARTED, cards_behind
+from pipelines.runtime.description import STARTED, card_pages, cards_behind
 from pipelines.runtime.output_folder import (
     add_to_start,
     check_output,
@@ -33,26 +30,16 @@ from pipelines.runtime.output_folder import (
 )
 from pipelines.runtime.outputs import written_bundle_digest
 from pipelines.runtime.progress import say
+from pipelines.runtime.result import Result
 from pipelines.runtime.stage_config import StageConfig, determining_fields
 from pipelines.runtime.stage_run import end_run, leaves_no_run, open_run, run_description
 from pipelines.runtime.unfinished import REFUSED, check_whole, difference
 from tracking.runs.recorder import DatasetInput, finish_run
+from tracking.runs.spool import read_run
 from tracking.store.server import tracking_uri, without_password
 
 MISTAKES = (ConfigError, CorpusError, FormatError, InputError)
 """What is wrong with a command or its inputs: a start that these end is refused, not failed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a stage's work returns."""
-
-    outputs: dict[str, Output]
-    """The files that make up the output, by their path inside it."""
-    counts: dict[str, Any]
-    """Facts about the output; the numbers among them go to MLflow."""
-    artifacts: Sequence[Path] = ()
-    """Local files to show in MLflow."""
 
 
 def run_stage(
@@ -95,7 +82,7 @@ def run_stage(
         if begun.close("RUNNING") is not None:
             say(f"{stage}: MLflow has not answered yet, records are kept in {config.local_folder}")
         try:
-            stage_result = work(digest)
+            result = work(digest)
         except BaseException as error:
             if held.lost is None:
                 files.abort_uploads(config.output)  # workers were ended in the middle of them
@@ -111,17 +98,22 @@ def run_stage(
             config=determining,
             inputs=digests,
             hub={item.name: item.source for item in inputs if item.asked},
-            outputs=stage_result.outputs,
-            bundle=written_bundle_digest(config.output, stage_result.outputs),
-            counts={**stage_result.counts, "seconds": round(time.time() - began, 3)},
+            outputs=result.outputs,
+            bundle=written_bundle_digest(config.output, result.outputs),
+            counts={**result.counts.entries(), "seconds": round(time.time() - began, 3)},
+            line=result.counts.line,
+            sentence=result.counts.sentence,
+            headline=result.counts.headline,
+            cards=dict(result.cards),
             code_version=code_version(),
         )
         held.check()  # in another's run nothing is recorded
-        description = run_description(stage, config, inputs, cards, manifest.counts)
+        cards |= card_pages(read_run(config.local_folder), result.cards) | dict(result.pages)
+        description = run_description(stage, config, inputs, cards, manifest.line)
         with open_run(stage, config, determining, (), description) as recorder:
             numbers = {k: v for k, v in manifest.counts.items() if isinstance(v, int | float)}
             recorder.record(recorder.last_step + 1, numbers)
-            for path in stage_result.artifacts:
+            for path in result.artifacts:
                 recorder.artifact(path)
             # With these, a report needs no folder.
             recorder.json_artifact(STARTED, files.read_json(files.join(config.output, STARTED)))

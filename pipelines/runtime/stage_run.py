@@ -1,6 +1,6 @@
 """The MLflow run of a stage: opened and described, and ended or discarded if the stage fails."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +8,6 @@ from bert_core.errors import RaybertError
 from bert_core.wording import without_secrets
 from pipelines.runtime.code_version import code_version
 from pipelines.runtime.description import (
-    card_links,
     command,
     described,
     failure,
@@ -19,8 +18,6 @@ from pipelines.runtime.progress import say
 from pipelines.runtime.stage_config import StageConfig, determining_fields, operational_fields
 from pipelines.runtime.unfinished import saved_work
 from tracking.runs.recorder import PARENT_TAG, DatasetInput, RunRecorder, Status, discard_run
-from tracking.runs.spool import read_run
-from tracking.runs.story import result
 from tracking.store.page import RESULT
 from tracking.store.server import tracking_uri, without_password
 
@@ -59,21 +56,20 @@ def run_description(
     config: StageConfig,
     inputs: Sequence[DatasetInput],
     links: dict[str, str],
-    counts: Mapping[str, Any] | None = None,
+    result: str = "",
 ) -> dict[str, str]:
-    """The description of the run: when it begins, and with its counts when it ends.
+    """The description of the run.
 
     Args:
-        links: to the cards of what it was made from.
+        links: to the cards of what it was made from, and to its own.
+        result: what it came to, once it has ended.
     """
-    if counts is not None:
-        links = links | card_links(stage, read_run(config.local_folder), config, counts)
     return described(
         stage_command(stage, config),
         config.output,
         inputs,
         without_password(tracking_uri(config.tracking_uri)),
-        result="" if counts is None else result(stage, counts),
+        result=result,
         links=links,
     )
 

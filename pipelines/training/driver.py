@@ -7,11 +7,12 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bert_core import files
 from bert_core.data.tokenizer import Tokenizer
@@ -23,7 +24,7 @@ from pipelines.runtime import cluster
 from pipelines.runtime.capacity import require_room
 from pipelines.runtime.outputs import bundle_outputs, recipe
 from pipelines.runtime.progress import meter, say
-from pipelines.runtime.stage import Result
+from pipelines.runtime.result import SPREAD, Counts, Result
 from pipelines.runtime.stage_config import with_absolute_paths
 from pipelines.training.config import TrainingConfig
 from pipelines.training.records import (
@@ -38,6 +39,7 @@ from pipelines.training.records import (
     with_readings,
 )
 from tracking.runs import goodput
+from tracking.runs import metric_names as names
 from tracking.runs.curves import steps_done
 from tracking.runs.metric_names import ELAPSED_S, LOSS, TOKENS_PER_S
 from tracking.runs.mirror import fetch_newer
@@ -200,9 +202,44 @@ def write_last_checkpoint(output: str) -> None:
         say(f"the last checkpoint could not be written: {why}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingCounts(Counts):
+    """What a stage counted that trains."""
+
+    steps: int
+    tokens_per_s: float
+    spent: Mapping[str, float] = field(default_factory=dict, metadata=SPREAD)
+    """Where the time went."""
+
+    @property
+    def steps_per_seed(self) -> int | None:
+        """None if the run has one seed."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeforeAndAfter(TrainingCounts):
+    """What a stage counted that measures the model on held-out rows before and after."""
+
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+    def entries(self) -> dict[str, Any]:
+        counts = super().entries()
+        before, after = counts.pop("before"), counts.pop("after")
+        return {
+            **{names.before(name): value for name, value in before.items()},
+            **{names.after(name): value for name, value in after.items()},
+            **counts,
+        }
+
+
+T = TypeVar("T", bound=TrainingCounts)
+
+
 def finished(
-    config: TrainingConfig, stage: str, outputs: dict[str, Output], counts: dict[str, Any]
-) -> Result:
+    config: TrainingConfig, stage: str, outputs: dict[str, Output], counts: T
+) -> Result[T]:
     """The result of a stage that has trained, with where its time went, and plots of what it has
     recorded."""
     from tracking.runs.plots import plot_curves, plot_time
@@ -212,11 +249,11 @@ def finished(
     if spent.is_worth_telling:
         say(f"{stage}: {goodput.in_words(spent)}")
     folder = config.local_folder / "plots"
-    steps = counts["steps"] if len(counts.get("seeds", ())) > 1 else None
-    plots = plot_curves(config.local_folder / METRICS, folder, steps)
+    plots = plot_curves(config.local_folder / METRICS, folder, counts.steps_per_seed)
     plots.append(plot_time(spent, folder / "time.png"))
     artifacts = [*plots, config.local_folder / goodput.FILE]
-    return Result(outputs=outputs, counts=counts | spent.numbers(), artifacts=artifacts)
+    counts = replace(counts, spent=spent.numbers())
+    return Result(outputs=outputs, counts=counts, artifacts=artifacts)
 
 
 def _spent(config: TrainingConfig) -> goodput.Goodput:

@@ -3,10 +3,10 @@
 `learn` runs in the driver, `train_seeds` in each worker.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from bert_core.manifest import BUNDLE
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from pipelines.runtime.progress import counted, say
-from pipelines.runtime.stage import Result
+from pipelines.runtime.result import SPREAD, Result
 from pipelines.training.config import LabelledTrainingConfig
-from pipelines.training.driver import finished, fit, write_bundle
+from pipelines.training.driver import TrainingCounts, finished, fit, write_bundle
 from pipelines.training.labelled_sets import LabelledSet, remarks_of, shown_rows, trained_rows
 from pipelines.training.records import CHECKPOINTS, Records, Report, median_speed, read_records
 from pipelines.training.selection import Measurement
@@ -54,6 +54,83 @@ class TrainableTask:
     """Whether its head learns; if not, the bundle is not for any task."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeedsCounts(TrainingCounts):
+    """What a stage counted that trains a model per seed on labelled rows."""
+
+    how: ClassVar[str] = "Fine-tuned"
+
+    remarks: Mapping[str, int | str] = field(metadata=SPREAD)
+    """Rows that were changed, left out or seen before."""
+    train_rows: int
+    selection_rows: int | None = None
+    held_out_rows: int | None = None
+    labels: int
+    seeds: list[dict[str, float]]
+    """What was measured of each."""
+    primary_metric: str | None = None
+    """None if the head was not trained."""
+    means: Mapping[str, float]
+    """Over the seeds; those of metrics on selection rows begin with `selection_`."""
+    deviations: Mapping[str, float]
+    baseline: Mapping[str, float]
+    """Metrics of the best answer that ignores the input, as far as the task has them."""
+
+    def entries(self) -> dict[str, Any]:
+        counts = super().entries()
+        means, deviations, baseline = (
+            counts.pop(name) for name in ("means", "deviations", "baseline")
+        )
+        return {
+            **counts,
+            **{f"{name}_mean": value for name, value in means.items()},
+            **{f"{name}_std": value for name, value in deviations.items()},
+            **{f"baseline_{name}": value for name, value in baseline.items()},
+        }
+
+    @property
+    def steps_per_seed(self) -> int | None:
+        return self.steps if len(self.seeds) > 1 else None
+
+    @property
+    def given_rows(self) -> int:
+        """The training rows that people labelled."""
+        return self.train_rows
+
+    def _score(self, prefix: str) -> str | None:
+        """The main metric on some rows with its deviation; None if it was not measured."""
+        key = f"{prefix}{self.primary_metric}"
+        if self.primary_metric is None or key not in self.means:
+            return None
+        value = score(self.primary_metric, self.means[key])
+        if len(self.seeds) == 1:
+            return value
+        return f"{value} ± {figure(self.primary_metric, self.deviations[key])}"
+
+    @property
+    def line(self) -> str:
+        seeds = f", {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        if (held_out := self._score("")) is not None:
+            return f"{held_out}{seeds}"
+        if (selected := self._score(f"{SELECTION}_")) is not None:
+            return f"{selected} on the selection rows{seeds}"
+        return f"{self.steps:,} steps on {self.train_rows:,} rows{seeds}"
+
+    @property
+    def sentence(self) -> str:
+        trained = f"{self.how} on {self.given_rows:,} labelled rows"
+        over = f" over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        if (held_out := self._score("")) is not None:
+            main, than = str(self.primary_metric), ""
+            if main in self.baseline:
+                than = f" (without reading the text: {figure(main, self.baseline[main])})"
+            rows = f"{self.held_out_rows:,} rows it has not seen"
+            return f"{trained}, it reaches {held_out}{over} on {rows}{than}."
+        if (selected := self._score(f"{SELECTION}_")) is not None:
+            return f"{trained}, it reaches {selected}{over} on the rows that selected it."
+        return f"{trained}; no rows were kept to measure it on."
+
+
 def learn(
     config: LabelledTrainingConfig,
     trainable: TrainableTask,
@@ -61,7 +138,7 @@ def learn(
     lineage: dict[str, Any],
     digest: str,
     watch: Callable[[Measurement], None] | None = None,
-) -> Result:
+) -> Result[SeedsCounts]:
     """Train one model per seed, and write the bundle of the first.
 
     Args:
@@ -102,10 +179,10 @@ def learn(
         examples=shown_rows(task, sets, config.examples) if trainable.answers else (),
         checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), selected_step),
     )
-    baseline = _baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}
+    baseline = task.baseline(sets[HELD_OUT].rows) if HELD_OUT in sets else {}
     say(f"{stage}: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
     for name in (main, task.error_metric):
-        blind = baseline.get(f"baseline_{name}")
+        blind = None if name is None else baseline.get(name)
         if name is None or blind is None:
             continue
         if name == task.error_metric:
@@ -124,17 +201,24 @@ def learn(
                 else f"another lr than {config.lr:g}, or more rows"
             )
         )
-    counts = {
-        **remarks,
-        **{f"{name}_rows": len(labelled.rows) for name, labelled in sets.items()},
-        "labels": len(task.labels),
-        "steps": steps,
-        "seeds": [{"seed": seed} | each for seed, each in zip(config.seeds, seeds, strict=True)],
-        names.TOKENS_PER_S: median_speed(records),
-        **({"primary_metric": main} if trainable.answers else {}),
-        **_spread(values),
-        **baseline,
-    }
+    rows = {name: len(labelled.rows) for name, labelled in sets.items()}
+    counts = SeedsCounts(
+        remarks=remarks,
+        train_rows=rows[TRAIN],
+        selection_rows=rows.get(SELECTION),
+        held_out_rows=rows.get(HELD_OUT),
+        labels=len(task.labels),
+        steps=steps,
+        seeds=[{"seed": seed} | each for seed, each in zip(config.seeds, seeds, strict=True)],
+        tokens_per_s=median_speed(records),
+        primary_metric=main if trainable.answers else None,
+        means={name: float(per_seed.mean()) for name, per_seed in values.items()},
+        deviations={
+            name: float(per_seed.std(ddof=1)) if len(per_seed) > 1 else 0.0
+            for name, per_seed in values.items()
+        },
+        baseline=baseline,
+    )
     return finished(config, stage, outputs, counts)
 
 
@@ -153,21 +237,6 @@ def _show(
             seed, step = divmod(record, _records_before(1, steps))
             share = (seed * steps + step) / (len(config.seeds) * steps)
             watch(Measurement(seed, -(-step // between), step, share, cost(selecting)))
-
-
-def _spread(values: dict[str, np.ndarray]) -> dict[str, float]:
-    """Mean and standard deviation over seeds."""
-    return {
-        **{f"{name}_mean": float(per_seed.mean()) for name, per_seed in values.items()},
-        **{
-            f"{name}_std": float(per_seed.std(ddof=1)) if len(per_seed) > 1 else 0.0
-            for name, per_seed in values.items()
-        },
-    }
-
-
-def _baseline(task: "Task", rows: list[dict[str, Any]]) -> dict[str, float]:
-    return {f"baseline_{name}": value for name, value in task.baseline(rows).items()}
 
 
 def _has_learnt_little(task: "Task", main: str, value: float, blind: float) -> bool:

@@ -419,8 +419,8 @@ def test_a_version_carries_the_card_of_its_model(evaluated: Any, tmp_path: Path)
         ("vocabulary", Tokenizer.load(str(evaluated.folder / "vocab")).digest, "1,000 tokens"),
         ("shards", shards.digest, f"{shards.counts['rows']:,} rows"),
         ("train", files.sha256_of(evaluated.rows.source), "32 rows"),
-        ("model", load_bundle(bundle).lineage["parent"], "pretrained by raybert"),
-        ("**this model**", load_bundle(bundle).digest, "fine-tuned by raybert"),
+        ("model", load_bundle(bundle).lineage["parent"], "made by `raybert pretrain`"),
+        ("**this model**", load_bundle(bundle).digest, "made by `raybert finetune`"),
     ]
     for name, digest, fact in made_of:
         (line,) = {line for line in text.splitlines() if line.startswith(f"| {name} | `{digest}`")}

@@ -29,13 +29,6 @@ _BARE_KEY = re.compile(r"[\w-]+", re.ASCII)
 Classes = Mapping[str, Mapping[str, float]]
 
 SHOWN_LABELS, SHOWN_CLASSES = 20, 20
-ORIGINS = {
-    "pretrain": "pretrained by raybert",
-    "finetune": "fine-tuned by raybert",
-    "distill": "distilled by raybert",
-    "export": "exported by raybert",
-    None: "not made by raybert",
-}
 
 
 def model_card(
@@ -263,7 +256,8 @@ def _lineage(bundle: "Bundle") -> str:
             facts = [code_span(data["source"])] if "source" in data else []
             facts += [f"{v:,} {k}" for k, v in data.items() if isinstance(v, int)]
             lines.append(f"| {data['name']} | `{data['digest']}` | {_cell(', '.join(facts))} |")
-        how = ORIGINS.get(lineage.get("stage"), "made by raybert")
+        stage = lineage.get("stage")
+        how = "not made by raybert" if stage is None else f"made by `raybert {stage}`"
         if lineage.get("from_scratch"):
             how += ", from random weights: only shape and vocabulary come from the model above"
         if "teacher" in lineage:

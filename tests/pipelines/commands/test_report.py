@@ -20,9 +20,14 @@ from pipelines.commands import report_runs
 from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
 from pipelines.commands.report import ReportConfig, run, write_report
 from pipelines.commands.report_runs import links, runs_of, with_ancestors
-from pipelines.evaluate import EvaluateConfig
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.evaluate import EvaluateConfig, EvaluateCounts
+from pipelines.prepare import PrepareCounts
+from pipelines.pretrain import PretrainCounts
+from pipelines.runtime.result import Counts, Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import StageConfig
+from pipelines.search import SearchCounts
+from pipelines.training.seeds import SeedsCounts
 from tests.fault_proxy import fault_proxy, xml_error
 from tracking.runs.goodput import Goodput
 from tracking.runs.recorder import DatasetInput, RunRecorder
@@ -54,9 +59,20 @@ def add(folder: Path, manifest: Manifest, started: dict[str, Any] | None = None)
     return str(folder)
 
 
+def words_of(counts: Counts) -> dict[str, Any]:
+    """The entries of a manifest that come from the counts."""
+    said = {name: getattr(counts, name) for name in ("line", "sentence", "headline")}
+    return said | {"counts": counts.entries()}
+
+
 def shards(folder: Path, digest: str = "d-shards") -> str:
-    counts = {"documents": 9, "tokens": 7_400_000, "rows": 143, "max_length": 64}
-    place = add(folder, Manifest(stage="prepare", digest=digest, config={}, counts=counts))
+    counts = PrepareCounts(
+        source="corpus", read={}, written={}, documents=9, tokens=7_400_000, rows=143,
+        corpus_bytes=1, peak_memory_bytes=1, tokenizer_digest="d", vocab_size=1, max_length=64,
+        layout={},
+    )  # fmt: skip
+    manifest = Manifest(stage="prepare", digest=digest, config={}, **words_of(counts))
+    place = add(folder, manifest)
     (folder / "data_card.md").write_text(
         "# Card\n\n| a <b> | 1 |\n|---|---|\n\n![l](l.png)\n\n##### Deep\n"
     )
@@ -66,23 +82,25 @@ def shards(folder: Path, digest: str = "d-shards") -> str:
 
 def tuned(folder: Path, model: str, scores: tuple[float, ...], *, from_scratch: bool) -> str:
     """A fine-tuning with as many seeds as scores, whose loss falls to one minus the score."""
-    seeds = [{"seed": seed, "accuracy": score} for seed, score in enumerate(scores)]
-    counts = {
-        "primary_metric": "accuracy",
-        "accuracy_mean": float(np.mean(scores)),
-        "accuracy_std": float(np.std(scores)),
-        "baseline_accuracy": 0.5,
-        "train_rows": 64,
-        "held_out_rows": 100,
-        "steps": STEPS,
-        "seeds": seeds,
-    }
+    counts = SeedsCounts(
+        remarks={},
+        train_rows=64,
+        held_out_rows=100,
+        labels=2,
+        seeds=[{"seed": seed, "accuracy": score} for seed, score in enumerate(scores)],
+        primary_metric="accuracy",
+        means={"accuracy": float(np.mean(scores))},
+        deviations={"accuracy": float(np.std(scores))},
+        baseline={"accuracy": 0.5},
+        steps=STEPS,
+        tokens_per_s=1.0,
+    )
     manifest = Manifest(
         stage="finetune",
         digest=folder.name,
         config={"from_scratch": from_scratch, "lr": 1e-3},
         inputs={"shards": "d-shards"},
-        counts=counts,
+        **words_of(counts),
     )
     started = {"command": f"raybert finetune --output {folder}", "sources": {"shards": model}}
     place = add(folder, manifest, started)
@@ -96,15 +114,24 @@ def tuned(folder: Path, model: str, scores: tuple[float, ...], *, from_scratch: 
 
 
 def evaluated(folder: Path, model: str, digest: str) -> str:
-    measured = {"accuracy": 0.75, "accuracy_low": 0.7, "accuracy_high": 0.8}
-    counts = {"rows": 4, "source": "rows.jsonl", "primary_metric": "accuracy", "wrong_rows": 1}
+    counts = EvaluateCounts(
+        source="rows.jsonl",
+        rows=4,
+        wrong_rows=1,
+        primary_metric="accuracy",
+        metrics={"accuracy": 0.75},
+        intervals={"accuracy": (0.7, 0.8)},
+        baseline={"accuracy": 0.5},
+        remarks={},
+        tokens_per_s=1.0,
+    )
     manifest = Manifest(
         stage="evaluate",
         digest="d-evaluate",
         config={},
         inputs={"model": digest},
         outputs={"worst.jsonl": Output(size_bytes=1, sha256="w")},
-        counts=counts | measured | {"baseline_accuracy": 0.5},
+        **words_of(counts),
     )
     place = add(folder, manifest, {"sources": {"model": model}})
     columns = {"label": ["ham", "ham", "spam", "spam"], "predicted_label": ["ham"] * 3 + ["spam"]}
@@ -252,7 +279,15 @@ def test_a_run_is_found_by_its_id_and_told_from_mlflow_when_its_folder_is_gone(
         for step in range(3):
             with_curve.record(step, {"train/loss": 3.0 - step})
         with_curve.close("RUNNING")
-        return Result(outputs={}, counts={"mlm_loss_before": 8.3, "mlm_loss_after": 5.1})
+        counts = PretrainCounts(
+            before={"mlm_loss": 8.3},
+            after={"mlm_loss": 5.1},
+            unigram_loss=6.0,
+            unigram_accuracy=0.1,
+            steps=2,
+            tokens_per_s=1.0,
+        )
+        return Result(outputs={}, counts=counts)
 
     run_stage("pretrain", config, [], work)
     run_id = json.loads(Path(config.output, "mlflow_run.json").read_text())["run_id"]
@@ -269,8 +304,9 @@ def test_a_run_is_found_by_its_id_and_told_from_mlflow_when_its_folder_is_gone(
         runs_of(["0" * 32], uri)
 
 
-def made(stage: str, config: StageConfig, counts: dict[str, Any], *inputs: DatasetInput) -> str:
-    """Runs a stage that comes to these counts; returns the id of its run in MLflow."""
+def made(stage: str, config: StageConfig, rows: int, *inputs: DatasetInput) -> str:
+    """Runs a stage that comes to so many rows; returns the id of its run in MLflow."""
+    counts = SearchCounts(queries=0, rows=rows)
     run_stage(stage, config, inputs, lambda _: Result(outputs={}, counts=counts))
     recorded = read_run(config.local_folder)
     assert recorded is not None
@@ -285,9 +321,9 @@ def test_runs_whose_folders_cannot_be_read_are_taken_from_mlflow(
     first, second = (
         StageConfig(output=str(tmp_path / name), tracking_uri=uri) for name in ("shards", "tuned")
     )
-    made("prepare", first, {"rows": 3})
+    made("prepare", first, 3)
     taken = DatasetInput("shards", read_manifest(first.output).digest, first.output)
-    run_id = made("finetune", second, {"steps": 5}, taken)
+    run_id = made("finetune", second, 5, taken)
     for output in (first.output, second.output):
         Path(output, "manifest.json").write_text(damage)
     found = with_ancestors(runs_of([run_id], uri, str(tmp_path)))
@@ -301,13 +337,13 @@ def test_a_run_in_a_bucket_that_refuses_us_is_taken_from_mlflow(
     tmp_path: Path, object_store: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    run_id = made("pretrain", StageConfig(output=f"{object_store}/out", tracking_uri=uri), {"n": 3})
+    run_id = made("pretrain", StageConfig(output=f"{object_store}/out", tracking_uri=uri), 3)
     with fault_proxy(s3_endpoint) as proxy:
         proxy.refuse = lambda signed_by: (403, xml_error("AccessDenied", "Access Denied"))
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
         [found] = runs_of([run_id], uri, str(tmp_path))
         assert proxy.seen
-    assert (found.output, found.counts["n"]) == (f"{object_store}/out", 3)
+    assert (found.output, found.counts["rows"]) == (f"{object_store}/out", 3)
 
 
 def test_an_id_shows_its_run_when_the_folder_has_a_newer_one_of_the_same_settings(
@@ -315,10 +351,10 @@ def test_an_id_shows_its_run_when_the_folder_has_a_newer_one_of_the_same_setting
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     config = StageConfig(output=str(tmp_path / "out"), tracking_uri=uri)
-    first = made("pretrain", config, {"n": 1})
-    second = made("pretrain", replace(config, force=True), {"n": 2})
+    first = made("pretrain", config, 1)
+    second = made("pretrain", replace(config, force=True), 2)
     found = runs_of([first, second], uri, str(tmp_path))
-    assert [each.counts["n"] for each in found] == [1, 2]
+    assert [each.counts["rows"] for each in found] == [1, 2]
     assert found[1].place == config.output
 
 
@@ -329,24 +365,24 @@ def test_of_the_runs_that_wrote_an_output_only_the_one_that_was_read_is_download
     first, second = (
         StageConfig(output=str(tmp_path / name), tracking_uri=uri) for name in ("shards", "tuned")
     )
-    made("prepare", first, {"rows": 3}, DatasetInput("corpus", "as it was", "a.txt"))
+    made("prepare", first, 3, DatasetInput("corpus", "as it was", "a.txt"))
     taken = DatasetInput("shards", read_manifest(first.output).digest, first.output)
-    run_id = made("finetune", second, {"steps": 5}, taken)
-    made("prepare", replace(first, force=True), {}, DatasetInput("corpus", "newer", "a.txt"))
+    run_id = made("finetune", second, 5, taken)
+    made("prepare", replace(first, force=True), 4, DatasetInput("corpus", "newer", "a.txt"))
     with RunRecorder.open(  # by an older version
         tmp_path / "old", uri=uri, tags={"stage": "prepare", "output": first.output}
     ):
         pass
     (downloads := tmp_path / "downloads").mkdir()
     found = with_ancestors(runs_of([run_id], uri, str(downloads)))
-    assert [each.counts.get("rows") for each in found] == [3, None]
+    assert [each.counts.get("rows") for each in found] == [3, 5]
     assert [str(path) for path in downloads.iterdir()] == [found[0].place]
 
 
 def test_a_run_that_mlflow_has_deleted_gets_no_page_and_the_error_says_so(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     config = StageConfig(output=str(tmp_path / "out"), tracking_uri=uri)
-    connect(uri).delete_run(made("pretrain", config, {"n": 1}))
+    connect(uri).delete_run(made("pretrain", config, 1))
     page = tmp_path / "r.html"
     wanted = f"attach: wanted MLflow at {uri} to take {page}, it does not (The run "
     with pytest.raises(ResourceError, match=re.escape(wanted)):

@@ -21,8 +21,9 @@ from pipelines.corpus.labelled import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.publish import PublishConfig
 from pipelines.runtime.description import (
+    CARD_OF_DATA,
     add_link,
-    card_links,
+    card_pages,
     cards_behind,
     described,
     failure,
@@ -30,9 +31,11 @@ from pipelines.runtime.description import (
     recorded_run,
     run_name,
 )
-from pipelines.runtime.stage import Result, run_stage
+from pipelines.runtime.result import Result
+from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import StageConfig, determining_fields
 from pipelines.runtime.stage_run import stage_command
+from pipelines.search import SearchCounts
 from tests.fault_proxy import fault_proxy, xml_error
 from tests.web_server import WebServer
 from tracking.runs.recorder import TAG_CHARACTERS, DatasetInput
@@ -40,6 +43,7 @@ from tracking.runs.spool import Run, Spool
 from tracking.store.page import NOTE, RESULT
 from tracking.store.server import connect
 
+NOTHING = SearchCounts(queries=0, rows=0)
 SHIPPED = sorted(path for word in STAGES for path in (CONFIGS / word).glob("*.toml"))
 
 
@@ -150,12 +154,8 @@ def test_a_card_is_one_click_away_once_mlflow_has_answered() -> None:
     unknown = Run(tracking_uri="sqlite:///x.db", experiment="e", run_name="prepare wiki")
     run = replace(unknown, experiment_id="7", run_id="abc")
     card = "#/experiments/7/runs/abc/artifacts/data_card.md?workflowType=machine_learning"
-    assert card_links("prepare", run, None, {}) == {"the data card": card}
-    model = "#/models/wiki/versions/3?workflowType=machine_learning"
-    config = PublishConfig(output="o", model="m", evaluation="e", name="wiki")
-    for stage in ("publish", "tune"):
-        assert card_links(stage, run, config, {"version": "3"}) == {"the model card": model}
-    assert card_links("prepare", unknown, None, {}) == card_links("pretrain", run, None, {}) == {}
+    assert card_pages(run, CARD_OF_DATA) == {"the data card": card}
+    assert card_pages(unknown, CARD_OF_DATA) == card_pages(run, {}) == card_pages(None, {}) == {}
 
 
 def test_every_run_leads_to_its_cards_and_its_report(finetuned: Any, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def note_of(
     stage: str,
     config: StageConfig,
     *inputs: DatasetInput,
-    work: Callable[[str], Result] = lambda _: Result(outputs={}, counts={}),
+    work: Callable[[str], Result] = lambda _: Result(outputs={}, counts=NOTHING),
 ) -> str:
     """Runs a stage; returns the description of its run."""
     run_stage(stage, config, inputs, work)
@@ -261,7 +261,7 @@ def test_what_a_run_was_made_from_may_vanish_while_it_runs(small: Any, tmp_path:
 
     def work(digest: str) -> Result:
         shutil.rmtree(shards.output)
-        return Result(outputs={}, counts={})
+        return Result(outputs={}, counts=NOTHING)
 
     note = note_of("pretrain", encoder, taken("shards", shards), work=work)
     assert "Made from shards [prepare " in note

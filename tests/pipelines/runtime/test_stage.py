@@ -14,6 +14,7 @@ from bert_core import files
 from bert_core.errors import ConfigError, CorpusError, ResourceError
 from bert_core.files import read_json
 from bert_core.manifest import Output, is_complete, read_manifest
+from pipelines.commands.report_runs import runs_of as runs_of_outputs
 from pipelines.corpus.config import CorpusConfig
 from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
@@ -21,7 +22,8 @@ from pipelines.glue import GlueConfig
 from pipelines.prepare import PrepareConfig
 from pipelines.runtime import lease
 from pipelines.runtime.description import STARTED
-from pipelines.runtime.stage import MISTAKES, Result, run_stage
+from pipelines.runtime.result import Result
+from pipelines.runtime.stage import MISTAKES, run_stage
 from pipelines.runtime.stage_config import (
     INPUT,
     StageConfig,
@@ -29,11 +31,34 @@ from pipelines.runtime.stage_config import (
     input_paths,
     with_absolute_paths,
 )
+from pipelines.search import SearchCounts
 from tests.pipelines.runtime.test_lease import taken_over
 from tracking.runs.recorder import DatasetInput, RunRecorder
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
+
+
+NOTHING, THREE_ROWS = SearchCounts(queries=0, rows=0), SearchCounts(queries=0, rows=3)
+BEFORE_WORDS = """{
+ "stage": "copy",
+ "digest": "f48fa15c6fdd25f2e56c38aa6d23c591cedee37ed7dc3eb2f654232808d0b928",
+ "config": {"times": 1},
+ "inputs": {"source": "d1"},
+ "hub": {},
+ "outputs": {
+  "copy.txt": {
+   "size_bytes": 1,
+   "sha256": "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
+  }
+ },
+ "bundle": "",
+ "counts": {"bytes": 1, "seconds": 0.5},
+ "code_version": "0.9",
+ "format_version": 2,
+ "sha256": "5663a092d5dd553aad2181d39208d819663baa544305847063708ca2cba58c23"
+}"""
+"""A manifest of a version whose stages did not word what they came to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +78,9 @@ def run(config: CopyConfig, calls: list[str], digest: str = "d1") -> None:
         calls.append(stage_digest)
         path = files.join(config.output, "copy.txt")
         files.write_bytes(path, b"x" * config.times)
-        return Result(outputs={"copy.txt": Output.of(path)}, counts={"bytes": config.times})
+        return Result(
+            outputs={"copy.txt": Output.of(path)}, counts=replace(NOTHING, rows=config.times)
+        )
 
     run_stage("copy", config, [DatasetInput("source", digest, config.source)], work)
 
@@ -66,8 +93,22 @@ def test_a_finished_stage_is_skipped_and_its_manifest_says_what_it_made(config: 
     manifest = read_manifest(config.output)
     assert manifest.stage == "copy"
     assert manifest.inputs == {"source": "d1"}
-    assert manifest.counts["bytes"] == 1
+    assert manifest.counts["rows"] == 1
     assert manifest.outputs["copy.txt"].size_bytes == 1
+
+
+def test_a_stage_that_an_older_version_finished_is_skipped(config: CopyConfig) -> None:
+    Path(config.output).mkdir()
+    Path(config.output, "copy.txt").write_text("x")
+    Path(config.output, "manifest.json").write_text(BEFORE_WORDS)
+    calls: list[str] = []
+    run(config, calls)
+    assert calls == []
+    [found] = runs_of_outputs([config.output], None)
+    assert (found.result, found.sentence) == (
+        "bytes 1",
+        "`copy` has finished: bytes 1.",
+    )
 
 
 def test_neither_workers_nor_places_are_in_the_digest(config: CopyConfig) -> None:
@@ -212,7 +253,7 @@ def test_a_killed_run_goes_on_in_its_folder(config: CopyConfig) -> None:
 
     def work(digest: str) -> Result:
         assert Path(config.output, "half").exists()
-        return Result(outputs={}, counts={})
+        return Result(outputs={}, counts=NOTHING)
 
     run_stage("copy", config, [DatasetInput("source", "d1", "a")], work)
 
@@ -280,7 +321,7 @@ def test_a_failed_run_says_why_until_it_goes_on(config: CopyConfig, tmp_path: Pa
     run(config, [])
     [finished] = runs_of(config)
     assert (finished.info.run_id, finished.info.status) == (failed.info.run_id, "FINISHED")
-    assert finished.data.tags["result"] == ""
+    assert finished.data.tags["result"] == "0 queries, 1 rows"
 
 
 @pytest.mark.guard
@@ -300,7 +341,8 @@ def test_a_stage_killed_after_its_manifest_has_its_run_ended_by_the_next_start(
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "stage.write_manifest = write_and_end\n"
         "config = stage_config.StageConfig(output=sys.argv[1], tracking_uri=sys.argv[2])\n"
-        "made = stage.Result(outputs={}, counts={'rows': 3})\n"
+        "from pipelines.search import SearchCounts\n"
+        "made = stage.Result(outputs={}, counts=SearchCounts(queries=0, rows=3))\n"
         "stage.run_stage('copy', config, [], lambda digest: made)\n"
     )
     command = [sys.executable, "-c", code, config.output, str(config.tracking_uri)]
@@ -345,11 +387,11 @@ def test_a_run_in_a_bucket_goes_on_on_another_host(
     assert read_json(f"{there.output}/{lease.NAME}")["released"]
     assert there.local_folder.is_relative_to(tmp_path / "first")
     on_host("second")
-    run_stage("copy", there, source, lambda digest: Result(outputs={}, counts={"rows": 3}))
+    run_stage("copy", there, source, lambda digest: Result(outputs={}, counts=THREE_ROWS))
     lines = files.read_bytes(f"{there.output}/record/metrics.jsonl").splitlines()
     assert [sorted(json.loads(line)["metrics"]) for line in lines] == [
         ["loss"],
-        ["rows", "seconds"],
+        ["queries", "rows", "seconds"],
     ]
     client = mlflow.MlflowClient(str(config.tracking_uri))
     experiment = client.get_experiment_by_name(config.experiment)
@@ -368,7 +410,7 @@ def test_a_run_whose_output_another_took_over_writes_no_manifest_and_records_not
 
     def work(digest: str) -> Result:
         taken_over(there.output)
-        return Result(outputs={}, counts={"rows": 3})
+        return Result(outputs={}, counts=THREE_ROWS)
 
     with pytest.raises(ResourceError, match=r"it is now another run's \(\S+ on elsewhere"):
         run_stage("copy", there, [], work)
@@ -383,7 +425,7 @@ def test_a_second_run_of_an_output_is_refused_and_removes_nothing(config: CopyCo
             ResourceError, match=r"out: wanted to write it, .* has been writing it since"
         ):
             run(replace(config, force=True, times=2), [])
-        return Result(outputs={}, counts={})
+        return Result(outputs={}, counts=NOTHING)
 
     run_stage("copy", config, [], work)
     assert sorted(path.name for path in Path(config.output).iterdir()) == [

@@ -1,0 +1,66 @@
+"""What a stage came to: its files, what it counted, and that in words.
+
+Only the stage knows what its counts mean, so it words them itself. Its manifest keeps the words;
+the report, MLflow's page and tables show them and read no counts for it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from bert_core.manifest import Headline, Output
+
+SPREAD = {"spread": True}
+"""Metadata of a field of `Counts` that holds further counts by their names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts(ABC):
+    """Facts about an output; the numbers among them go to MLflow. Each stage has a class of its
+    own, with a field for every count that its words need."""
+
+    def entries(self) -> dict[str, Any]:
+        """The counts by name, as the manifest has them; those that are None are left out."""
+        found: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.metadata == SPREAD:
+                found |= value
+            elif value is not None:
+                found[each.name] = value
+        return found
+
+    @property
+    @abstractmethod
+    def line(self) -> str:
+        """The outcome in a few words, for a table; never empty."""
+
+    @property
+    @abstractmethod
+    def sentence(self) -> str:
+        """What was learnt, for a reader who knows neither the stage nor its figures."""
+
+    @property
+    def headline(self) -> Headline | None:
+        """The figure that matters most, if the stage has one that stands by itself."""
+        return None
+
+
+C = TypeVar("C", bound=Counts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Generic[C]):
+    """What a stage's work returns."""
+
+    outputs: dict[str, Output]
+    """The files that make up the output, by their path inside it."""
+    counts: C
+    artifacts: Sequence[Path] = ()
+    """Local files to show in MLflow."""
+    cards: Mapping[str, str] = field(default_factory=dict)
+    """Title → name, for those of the artifacts that describe the output to a reader."""
+    pages: Mapping[str, str] = field(default_factory=dict)
+    """Title → link, for further pages of MLflow that do."""
