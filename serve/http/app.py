@@ -15,7 +15,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bert_core.errors import InputError
 from serve.http.asgi_call import call
@@ -37,7 +37,7 @@ from serve.request.errors import (
 )
 from serve.request.limits import Limits
 from serve.request.local_hosts import LocalHosts
-from serve.surfaces import huggingface
+from serve.surfaces import huggingface, openai
 from serve.surfaces.catalog import surface_of
 from serve.surfaces.openapi import error_content
 from serve.versions.slot import Slot
@@ -172,6 +172,25 @@ class _Slashes:
         await self._app(scope, receive, send)
 
 
+class _Heads:
+    """Answers HEAD as GET, without the body (RFC 9110, 9.1 and 9.3.2): monitors and load balancers
+    ask whether a server is there by it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            await self._app({**scope, "method": "GET"}, receive, send_head)
+        else:
+            await self._app(scope, receive, send)
+
+
 def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only: bool) -> FastAPI:
     """The routes, their OpenAPI at `/openapi.json`, and all errors in our format."""
     # The API page with its scripts, which FastAPI's own fetches from a CDN.
@@ -190,6 +209,7 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
     app.add_middleware(_Slashes)
     if local_only:
         app.add_middleware(LocalHosts)
+    app.add_middleware(_Heads)
     for router in routers:
         app.include_router(router)
 
@@ -198,6 +218,8 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
         surface = huggingface.SURFACE
         if isinstance(error, UnknownPathError | UnknownModelError | MethodError):
             surface = surface_of(request.method, request.scope["path"])
+        if isinstance(error, UnknownModelError) and request.method in ("GET", "DELETE"):
+            surface = openai.SURFACE  # its way to a model, whose name may have a slash
         return error_response(surface, request, error)
 
     @app.exception_handler(InputError)
@@ -217,7 +239,8 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
         response = await refuse(
             request, MethodError(f"{here}: wanted the method {' or '.join(allowed)}")
         )
-        response.headers["Allow"] = ", ".join(allowed)
+        heads = {"HEAD"} if "GET" in allowed else set()
+        response.headers["Allow"] = ", ".join(sorted({*allowed, *heads}))
         return response
 
     return app

@@ -27,7 +27,7 @@ def surface_of(method: str, path: str) -> Surface:
     """The surface whose clients call a path, whether or not there is such a path: of those with a
     path or prefix that it begins with, the one with the longest."""
     below = _MODEL.sub("", path, count=1)
-    if method == "GET" and below == "":  # OpenAI's way to a model
+    if method in ("GET", "DELETE") and below == "":  # OpenAI's way to a model
         return openai.SURFACE
     parts = below.split("/")
     starts = ("/".join(parts[:count]) for count in range(len(parts), 0, -1))

@@ -57,16 +57,30 @@ def test_every_error_is_described_in_the_shape_of_its_surface(
 def test_a_method_that_a_path_does_not_have_is_told_those_that_it_has(front: str) -> None:
     for method, path, allowed in (
         ("GET", "/embed", "POST"),
-        ("PUT", "/", "GET, POST"),
-        ("OPTIONS", "/info", "GET"),
-        ("PUT", "/v1/models/text-classification", "GET, POST"),
+        ("PUT", "/", "GET, HEAD, POST"),
+        ("OPTIONS", "/info", "GET, HEAD"),
+        ("PUT", "/v1/models/text-classification", "GET, HEAD, POST"),
         ("DELETE", "/v1/models/text-classification/predict", "POST"),
-        ("POST", "/v1/models", "GET"),
+        ("POST", "/v1/models", "GET, HEAD"),
         ("POST", "/openapi.json", "GET, HEAD"),
     ):
         response = httpx.request(method, f"{front}{path}", timeout=30)
         assert (response.status_code, response.headers["Allow"]) == (405, allowed), path
-        assert f"wanted the method {allowed.replace(', ', ' or ')}" in response.text
+        said = allowed if path == "/openapi.json" else allowed.replace(", HEAD", "")
+        assert f"wanted the method {said.replace(', ', ' or ')}" in response.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/healthz", "/readyz", "/v1/models", "/v1/models/text-classification", "/info",
+     "/openapi.json", "/v2/health/live", "/nothing", "/embed"],
+)  # fmt: skip
+def test_head_is_answered_as_get_without_the_body(front: str, path: str) -> None:
+    """RFC 9110, 9.1: a server must support GET and HEAD; 9.3.2: the same header fields."""
+    get, head = (httpx.request(method, f"{front}{path}", timeout=30) for method in ("GET", "HEAD"))
+    assert (head.status_code, head.content) == (get.status_code, b"")
+    names = ("Content-Type", "Content-Length", "Allow")
+    assert [head.headers.get(name) for name in names] == [get.headers.get(name) for name in names]
 
 
 def test_values_that_depend_on_the_model_are_described_below_its_url(paths: dict[str, Any]) -> None:

@@ -80,8 +80,24 @@ def test_models_are_listed_and_retrieved(
     assert all(model.created > 1_700_000_000 and model.owned_by for model in listed)
     model = at_root.models.retrieve(NAME)
     assert (model.id, model.object) == (NAME, "model")
-    with pytest.raises(openai.NotFoundError):
-        at_root.models.retrieve("nothing")
+    for name in ("nothing", "org/nothing"):
+        with pytest.raises(openai.NotFoundError, match="there is no model"):
+            at_root.models.retrieve(name)
+    with pytest.raises(openai.APIStatusError, match="wanted the method GET or POST"):
+        at_root.models.delete(NAME)
+
+
+def test_azures_client_is_told_that_its_paths_are_not_here(front: str) -> None:
+    """openai 3.57: of an error in another shape, its clients show the status alone."""
+    import openai
+
+    with (
+        openai.AzureOpenAI(
+            azure_endpoint=front, api_key="k", api_version="2024-02-01", max_retries=0
+        ) as client,
+        pytest.raises(openai.NotFoundError, match="there is no such path"),
+    ):
+        client.embeddings.create(input="a", model=NAME)
 
 
 def test_errors_have_the_shape_and_the_class_that_the_client_knows(
