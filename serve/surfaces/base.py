@@ -95,6 +95,13 @@ class Call:
             return read(shape, self.body)
         return await self.model.off_loop(read, shape, self.body)
 
+    def names(self, key: str) -> bool:
+        """Whether the body is an object with this key. Raises: NotJSONError."""
+        if key.encode() not in self.body:
+            return False
+        value = parsed(self.body)
+        return isinstance(value, dict) and key in value
+
     def form(self, forms: Sequence[str] = (JSON,)) -> str:
         """Which of these media types is wanted. Raises: NotAcceptableError if none is."""
         accept = ", ".join(self.request.headers.getlist("accept"))

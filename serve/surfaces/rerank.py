@@ -5,6 +5,7 @@ about: here each vector is scaled by its own largest number, so that cosines are
 """
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -27,9 +28,9 @@ from serve.surfaces.base import (
     as_bad_request,
     check_distinct,
 )
-from serve.surfaces.tei import RANKING, best_first, ranked
 from serve.surfaces.vectors import EVEN, VECTORS, vectors_of
 
+RANKING = "text-ranking"
 PROMPTS = {"search_query": "query", "search_document": "document"}
 """Cohere's `input_type` → name of a sentence-transformers prompt."""
 
@@ -147,6 +148,19 @@ async def rerank(call: Call) -> Response:
         }
 
     return await call.respond(answered, content)
+
+
+async def ranked(call: Call, query: str, texts: list[str], values: Mapping[str, Any]) -> Answered:
+    """The score of each text, in order."""
+    parameters = call.parameters(RANKING, values)
+    rows = [{"text": query, "text_pair": text} for text in texts]
+    return await call.answer(RANKING, rows, parameters)
+
+
+def best_first(answered: Answered) -> list[tuple[int, float]]:
+    """Index and score of each text, by score."""
+    scores = [answer["score"] for answer in answered.answers]
+    return sorted(enumerate(scores), key=lambda item: -item[1])
 
 
 async def embed(call: Call) -> Response:

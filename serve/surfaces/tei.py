@@ -3,7 +3,7 @@
 Requests and responses have the shapes of its OpenAPI (huggingface/text-embeddings-inference 1.9).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,12 +29,14 @@ from serve.surfaces.base import (
     headers,
     json_response,
 )
+from serve.surfaces.rerank import RANKING, best_first, ranked
+from serve.surfaces.rerank import rerank as rerank_documents
 from serve.surfaces.vectors import EVEN, SPARSE, UNEVEN, VECTORS
 
 if TYPE_CHECKING:
     from serve.model.model import Model
 
-CLASSES, RANKING, SIMILARITY = TextClassification.name, "text-ranking", "sentence-similarity"
+CLASSES, SIMILARITY = TextClassification.name, "sentence-similarity"
 Direction = Literal["left", "right", "Left", "Right"]
 VERSION = "1.9.3"
 """The version of Text Embeddings Inference whose routes these are."""
@@ -226,7 +228,12 @@ async def embed_sparse(call: Call) -> Response:
 
 
 async def rerank(call: Call) -> Response:
-    """The texts by score, best first."""
+    """The texts by score, best first.
+
+    Documents instead of texts are answered as at `/v1/rerank`: vLLM takes them here.
+    """
+    if call.names("documents"):
+        return await rerank_documents(call)
     request = await call.read(Rerank)
     values = _cuts(request) | {"raw_scores": request.raw_scores or None}
     answered = await ranked(call, request.query, request.texts, values)
@@ -239,19 +246,6 @@ async def rerank(call: Call) -> Response:
         ]
 
     return await call.respond(answered, content)
-
-
-async def ranked(call: Call, query: str, texts: list[str], values: Mapping[str, Any]) -> Answered:
-    """The score of each text, in order."""
-    parameters = call.parameters(RANKING, values)
-    rows = [{"text": query, "text_pair": text} for text in texts]
-    return await call.answer(RANKING, rows, parameters)
-
-
-def best_first(answered: Answered) -> list[tuple[int, float]]:
-    """Index and score of each text, by score."""
-    scores = [answer["score"] for answer in answered.answers]
-    return sorted(enumerate(scores), key=lambda item: -item[1])
 
 
 async def predict(call: Call) -> Response:

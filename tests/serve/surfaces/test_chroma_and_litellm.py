@@ -28,7 +28,8 @@ LITELLM = """
 import litellm
 
 def ask(call, url, **request):
-    name, of = "huggingface/served", {"api_base": url, "api_key": "none"}
+    name = request.pop("model", "huggingface/served")
+    of = {"api_base": url, "api_key": "none"}
     if call == "rerank":
         answer = litellm.rerank(model=name, **of, **request).results
         return [[each["index"], each["relevance_score"], each.get("document")] for each in answer]
@@ -93,13 +94,18 @@ def test_litellms_hugging_face_route_reranks(front: str, bundles: dict[str, Path
     predicted = Predictor(bundles["text-ranking"], device="cpu").predict(rows)
     scores = np.array([answer["score"] for answer in predicted])
     request = {"args": ["rerank"], "query": QUERY, "documents": TEXTS}
-    whole, best = answers(
+    whole, best, *others = answers(
         LITELLM,
         [
             request | {"url": front},
             request | {"url": f"{front}/v1/models/text-ranking", "top_n": 2},
+            # litellm 1.110: these send documents to /rerank, where vLLM and Infinity take them.
+            request | {"url": front, "model": "hosted_vllm/text-ranking"},
+            request | {"url": front, "model": "infinity/text-ranking", "return_documents": False},
         ],
     )
+    for other in others:
+        assert [each[:2] for each in other] == [each[:2] for each in whole]
     order = np.argsort(-scores).tolist()
     assert [index for index, _, _ in whole] == order
     assert [index for index, _, _ in best] == order[:2]
