@@ -21,7 +21,7 @@ import httpx
 import ray
 from ray.serve.metrics import Counter, Gauge, Histogram
 
-from serve.observe.records import NONE, Recorder, Seen, Snapshot
+from serve.observe.records import NONE, Recorder, RequestRecord, Snapshot
 
 logger = logging.getLogger("ray.serve")
 
@@ -127,10 +127,10 @@ class RayRecorder(Recorder):
         self._unrecorded: deque[Callable[[], None]] = deque()
         threading.Thread(target=self._sample, name="metrics", daemon=True).start()
 
-    def finished(self, request: Seen) -> None:
+    def finished(self, request: RequestRecord) -> None:
         self._unrecorded.append(partial(self._finished, request))
 
-    def _finished(self, request: Seen) -> None:
+    def _finished(self, request: RequestRecord) -> None:
         of_model = {"model": request.model, "version": request.version}
         outcome = {"status": str(request.status), "error_type": request.error_type or NONE}
         self._requests.inc(tags={**of_model, "surface": request.surface, **outcome})

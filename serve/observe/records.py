@@ -1,8 +1,8 @@
 """What is kept of requests and passes, for metrics, the log and traces: never a text.
 
-`Observed` wraps an application, and handlers add what they know to `seen(request)`. A `Recorder` is
-told the rest; the one here does nothing, so that models and routes need no Ray. Log lines go to
-Serve's logger, which writes text or JSON and adds the replica.
+`Observed` wraps an application, and handlers add what they know to `record_of(request)`. A
+`Recorder` is told the rest; the one here does nothing, so that models and routes need no Ray. Log
+lines go to Serve's logger, which writes text or JSON and adds the replica.
 """
 
 import logging
@@ -27,7 +27,7 @@ PROBES = ("/healthz", "/readyz", "/metrics")
 """Ends of the routes that machines ask all the time: counted nowhere, logged only if they fail."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 MAX_ID_LENGTH = 128
-_KEY = "raybert.seen"
+_KEY = "raybert.record"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Spent:
 
 
 @dataclass(kw_only=True)
-class Seen:
+class RequestRecord:
     """What is known of a request. Every value is from a small set, but for numbers and the id."""
 
     method: str
@@ -57,7 +57,7 @@ class Seen:
     error_type: str | None = None
     spent: Spent | None = None
     is_probe: bool = False
-    is_passed_on: bool = False
+    was_forwarded: bool = False
     """Whether another application answers it, which records it then."""
     began_s: float = field(default_factory=time.perf_counter)
     total_s: float = 0.0
@@ -80,7 +80,7 @@ class Snapshot:
 class Recorder:
     """Is told what happens, from any thread; this one does nothing."""
 
-    def finished(self, request: Seen) -> None:
+    def finished(self, request: RequestRecord) -> None:
         """A request has been answered or refused."""
 
     def passed(self, model: str, version: str, *, tokens: int, computed: int, fill: float) -> None:
@@ -116,7 +116,7 @@ class Recorder:
 NO_RECORDER = Recorder()
 
 
-def seen(request: Request) -> Seen:
+def record_of(request: Request) -> RequestRecord:
     """What is known of a request so far, for its handler to add to."""
     return request.scope[_KEY]
 
@@ -139,12 +139,12 @@ class Observed:
             await self._app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in METHODS else NONE
-        noted = Seen(method=method, request_id=_request_id(scope))
-        scope[_KEY] = noted
+        record = RequestRecord(method=method, request_id=_request_id(scope))
+        scope[_KEY] = record
 
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
-                noted.status = message["status"]
+                record.status = message["status"]
             await send(message)
 
         try:
@@ -152,25 +152,25 @@ class Observed:
         except Exception as error:
             request = Request(scope)
             log_failure(request, error)
-            noted.error_type = "internal"
-            if noted.status == CLIENT_CLOSED:  # no response has begun
+            record.error_type = "internal"
+            if record.status == CLIENT_CLOSED:  # no response has begun
                 await self._apology(request)(scope, receive, watched)
         finally:
-            self._finish(noted, scope)
+            self._finish(record, scope)
 
-    def _finish(self, noted: Seen, scope: Scope) -> None:
-        noted.total_s = time.perf_counter() - noted.began_s
-        noted.route = _route(scope)
-        noted.is_probe |= noted.route.endswith(PROBES)
-        if noted.status == CLIENT_CLOSED:
-            noted.error_type = CANCELLED
-        elif noted.status >= 400 and noted.error_type is None:
-            noted.error_type = "other"
-        if noted.is_passed_on:
+    def _finish(self, record: RequestRecord, scope: Scope) -> None:
+        record.total_s = time.perf_counter() - record.began_s
+        record.route = _route(scope)
+        record.is_probe |= record.route.endswith(PROBES)
+        if record.status == CLIENT_CLOSED:
+            record.error_type = CANCELLED
+        elif record.status >= 400 and record.error_type is None:
+            record.error_type = "other"
+        if record.was_forwarded:
             return
-        if not noted.is_probe:
-            self._recorder.finished(noted)
-        _log(noted)
+        if not record.is_probe:
+            self._recorder.finished(record)
+        _log(record)
 
 
 def _route(scope: Scope) -> str:
@@ -186,29 +186,29 @@ def _request_id(scope: Scope) -> str | None:
     return None
 
 
-def _log(noted: Seen) -> None:
-    level = logging.DEBUG if noted.is_probe and noted.status < 400 else logging.INFO
+def _log(record: RequestRecord) -> None:
+    level = logging.DEBUG if record.is_probe and record.status < 400 else logging.INFO
     if not logger.isEnabledFor(level):
         return
     values: dict[str, Any] = {
-        "model": noted.model,
-        "version": noted.version,
-        "surface": noted.surface,
+        "model": record.model,
+        "version": record.version,
+        "surface": record.surface,
     }
-    if noted.error_type is not None:
-        values["error_type"] = noted.error_type
-    values["total_ms"] = _ms(noted.total_s)
-    if noted.spent is not None:
-        values["tokens"] = noted.spent.tokens
-        values["tokenize_ms"] = _ms(noted.spent.tokenize_s)
-        values["queue_ms"] = _ms(noted.spent.queue_s)
-        values["compute_ms"] = _ms(noted.spent.compute_s)
+    if record.error_type is not None:
+        values["error_type"] = record.error_type
+    values["total_ms"] = _ms(record.total_s)
+    if record.spent is not None:
+        values["tokens"] = record.spent.tokens
+        values["tokenize_ms"] = _ms(record.spent.tokenize_s)
+        values["queue_ms"] = _ms(record.spent.queue_s)
+        values["compute_ms"] = _ms(record.spent.compute_s)
     shown = " ".join(f"{name}={value}" for name, value in values.items())
     # NOTE: Serve writes all of `extra` as JSON, and of it only the id as text.
-    extra = {"method": noted.method, "route": noted.route, "status": noted.status, **values}
-    if noted.request_id is not None:
-        extra["request_id"] = noted.request_id
-    message = f"{noted.method} {noted.route} {noted.status} {shown}"
+    extra = {"method": record.method, "route": record.route, "status": record.status, **values}
+    if record.request_id is not None:
+        extra["request_id"] = record.request_id
+    message = f"{record.method} {record.route} {record.status} {shown}"
     logger.log(level, "%s", message, extra=extra)
 
 
@@ -219,7 +219,7 @@ def _ms(seconds: float) -> float:
 def log_failure(request: Request, error: BaseException) -> None:
     """Log what failed and where in the code."""
     where = _route(request.scope)
-    logger.error("%s %s failed: %s", seen(request).method, where, trace_of(error))
+    logger.error("%s %s failed: %s", record_of(request).method, where, trace_of(error))
 
 
 def trace_of(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import pydantic
 from fastapi import Response
 
 from bert_core.data.windows import ids_of
-from serve.observe.records import Spent, seen
+from serve.observe.records import Spent, record_of
 from serve.request.errors import Error, RequestError, TooLargeError
 from serve.surfaces import huggingface
 from serve.surfaces.base import Body, Call, Endpoint, Ignored, Surface, headers
@@ -85,7 +85,7 @@ async def attend(call: Call) -> Response:
 
     began_s = time.perf_counter()
     tokens, body = await call.beside_queue(compute, is_long=True)
-    seen(call.request).spent = Spent(
+    record_of(call.request).spent = Spent(
         tokens=tokens, tokenize_s=0.0, queue_s=0.0, compute_s=time.perf_counter() - began_s
     )
     return Response(body, 200, headers(call.model) | {"X-Tokens": str(tokens)}, "application/json")

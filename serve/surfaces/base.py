@@ -25,7 +25,7 @@ from serve.model.answers import Answered
 from serve.model.card import Card
 from serve.model.shared_passes import passes_of_request
 from serve.model.sizes import SMALL
-from serve.observe.records import Spent, seen
+from serve.observe.records import Spent, record_of
 from serve.observe.tracing import add_spans
 from serve.request.accept import chosen
 from serve.request.auth import Caller
@@ -147,7 +147,7 @@ class Call:
             queue_s=answered.queue_s,
             compute_s=answered.compute_s,
         )
-        seen(self.request).spent = spent
+        record_of(self.request).spent = spent
         add_spans(self.model.name, self.model.version_label, spent, began_ns)
         return answered
 

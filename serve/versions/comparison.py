@@ -68,11 +68,11 @@ def compared(task: Task, answers: Sequence[Any], others: Sequence[Any]) -> Tally
     tally = Tally(inputs=len(answers))
     decisions = [name for name, kind in task.cell_types.items() if not _is_score(kind)]
     for answer, other in zip(answers, others, strict=True):
-        cells, rival = task.cells(_decoded(answer)), task.cells(_decoded(other))
-        agrees = all(cells[name] == rival[name] for name in decisions)
+        cells, other_cells = task.cells(_decoded(answer)), task.cells(_decoded(other))
+        agrees = all(cells[name] == other_cells[name] for name in decisions)
         tally.decided += bool(decisions)
         tally.agreed += bool(decisions) and agrees
-        if agrees and (differences := _differences(task, cells, rival)):
+        if agrees and (differences := _differences(task, cells, other_cells)):
             tally.scored += 1
             tally.difference += sum(differences) / len(differences)
     return tally
@@ -91,12 +91,16 @@ def _is_score(kind: pa.DataType) -> bool:
     return pa.types.is_floating(kind.value_type if pa.types.is_list(kind) else kind)
 
 
-def _differences(task: Task, cells: Mapping[str, Any], rival: Mapping[str, Any]) -> list[float]:
+def _differences(
+    task: Task, cells: Mapping[str, Any], other_cells: Mapping[str, Any]
+) -> list[float]:
     differences = []
     for name, kind in task.cell_types.items():
-        if not _is_score(kind) or cells.get(name) is None or rival.get(name) is None:
+        if not _is_score(kind) or cells.get(name) is None or other_cells.get(name) is None:
             continue
-        first, second = (np.atleast_1d(np.asarray(each[name], float)) for each in (cells, rival))
+        first, second = (
+            np.atleast_1d(np.asarray(each[name], float)) for each in (cells, other_cells)
+        )
         if first.shape != second.shape or not first.size:
             continue
         if kind == pa.list_(pa.float32()):  # a vector

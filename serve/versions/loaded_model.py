@@ -14,8 +14,9 @@ from serve.model.model import Model
 from serve.observe.records import NO_RECORDER, Recorder
 from serve.versions.comparison import Report
 from serve.versions.follower import Aim, Follower, ModelHolder, reason_of
-from serve.versions.plan import Candidate, Plan, Source
-from serve.versions.slot import Challenger, Slot
+from serve.versions.plan import Candidate as CandidatePlan
+from serve.versions.plan import Plan, Source
+from serve.versions.slot import Candidate, Slot
 from tracking.models.attempts import Attempt, attempt
 from tracking.models.references import Served, last_served, release, remember_served
 
@@ -50,15 +51,15 @@ class HostedModel:
         former = self._former(held)
         self._follower = Follower(holder, aim, held, model=model, former=former)
         self._follower.start()
-        self._rival: Follower | None = None
+        self._candidate_follower: Follower | None = None
         self._compare_with(plan.candidate)
 
     def change(self, plan: Plan) -> None:
         """Go for another plan, and return at once: what answers goes on answering meanwhile."""
         self.plan = plan
         self._settle(self.slot.model)
-        if self.slot.challenger is not None:
-            self._settle(self.slot.challenger.slot.model)
+        if self.slot.candidate is not None:
+            self._settle(self.slot.candidate.slot.model)
         self._follower.aim(self._aim(plan.source))
         self._compare_with(plan.candidate)
 
@@ -66,8 +67,8 @@ class HostedModel:
         """Raises: what `Model.check_health` does. A candidate that fails is no reason to replace
         the process, but one that hangs can be ended in no other way."""
         await self.slot.model.check_health()
-        if self.slot.challenger is not None:
-            self.slot.challenger.slot.model.check_progress()
+        if self.slot.candidate is not None:
+            self.slot.candidate.slot.model.check_progress()
 
     def close(self) -> None:
         """Follow no more; models are closed once nobody uses them."""
@@ -212,16 +213,16 @@ class HostedModel:
             )
         return model
 
-    def _compare_with(self, candidate: Candidate | None) -> None:
-        if candidate is None:
+    def _compare_with(self, plan: CandidatePlan | None) -> None:
+        if plan is None:
             self._drop_candidate()
             return
-        challenger = self.slot.challenger
-        if challenger is not None:
-            challenger.share, challenger.mode = candidate.share, candidate.mode
-        aim = self._aim(candidate.source)
-        if self._rival is not None:
-            self._rival.aim(aim)
+        candidate = self.slot.candidate
+        if candidate is not None:
+            candidate.share, candidate.mode = plan.share, plan.mode
+        aim = self._aim(plan.source)
+        if self._candidate_follower is not None:
+            self._candidate_follower.aim(aim)
             return
         holder = self._holder(
             CANDIDATE,
@@ -230,34 +231,34 @@ class HostedModel:
             answered=self._got_through,
         )
         holder.set_loading(True)
-        self._rival = Follower(holder, aim)
-        self._rival.start()
+        self._candidate_follower = Follower(holder, aim)
+        self._candidate_follower.start()
 
     def _install_candidate(self, model: Model) -> Model | None:
-        candidate, challenger = self.plan.candidate, self.slot.challenger
-        if candidate is None:
+        plan, candidate = self.plan.candidate, self.slot.candidate
+        if plan is None:
             model.retire()
-        elif challenger is not None:
+        elif candidate is not None:
             self._settle(model)
-            return challenger.slot.switch(model)
+            return candidate.slot.switch(model)
         else:
-            self.slot.challenger = Challenger(
+            self.slot.candidate = Candidate(
                 slot=Slot(model, self._recorder),
-                share=candidate.share,
-                mode=candidate.mode,
+                share=plan.share,
+                mode=plan.mode,
                 report=self._report,
             )
         return None
 
     def _clear_candidate(self) -> None:
-        challenger, self.slot.challenger = self.slot.challenger, None
-        if challenger is not None:
-            challenger.slot.close()
+        candidate, self.slot.candidate = self.slot.candidate, None
+        if candidate is not None:
+            candidate.slot.close()
 
     def _drop_candidate(self) -> None:
-        rival, self._rival = self._rival, None
-        if rival is not None:
-            rival.stop(wait=False)
+        follower, self._candidate_follower = self._candidate_follower, None
+        if follower is not None:
+            follower.stop(wait=False)
         self._clear_candidate()
         self.slot.set_problem(CANDIDATE, None)
         self.slot.set_loading(CANDIDATE, False)

@@ -53,7 +53,7 @@ class Slot:
         """Which of them is about to be replaced."""
         self.changed: str | None = None
         """What clients must know of the last version that took over; None for nothing."""
-        self.challenger: Challenger | None = None
+        self.candidate: Candidate | None = None
         """What answers some of the requests."""
         self.recorder = recorder
         recorder.watch(self.snapshot)
@@ -81,13 +81,13 @@ class Slot:
     def card(self) -> Card:
         """The card of the model that answers, with what has become of its plan."""
         state: State = "loading" if self.loading else "ready"
-        challenger = self.challenger
+        candidate = self.candidate
         return replace(
             self.model.card(),
             state="problem" if self.problem else state,
             problem=self.problem,
             changed=self.changed,
-            candidate=None if challenger is None else challenger.card(),
+            candidate=None if candidate is None else candidate.card(),
         )
 
     def switch(self, model: "Model") -> "Model":
@@ -122,7 +122,7 @@ class Slot:
 
 
 @dataclass(kw_only=True)
-class Challenger:
+class Candidate:
     """A candidate in this process."""
 
     slot: Slot
@@ -174,19 +174,19 @@ class Challenger:
         parameters: Parameters | None,
         answered: Answered,
     ) -> None:
-        rival = self.slot.model
+        candidate = self.slot.model
         tally = Tally(requests=1, latency_ms=answered.model_s * 1e3)
         began_s = time.perf_counter()
         try:
-            with rival.in_use():
-                other = await rival.answer(inputs, parameters, task)
+            with candidate.in_use():
+                other = await candidate.answer(inputs, parameters, task)
             tally.candidate_latency_ms = (time.perf_counter() - began_s) * 1e3
             predictor = model.predictor if task is None else model.predictor_for(task)
             tally.add(
-                await rival.off_loop(compared, predictor.task, answered.answers, other.answers)
+                await candidate.off_loop(compared, predictor.task, answered.answers, other.answers)
             )
         except Exception as error:
-            if rival.is_retired:  # it was replaced meanwhile
+            if candidate.is_retired:  # it was replaced meanwhile
                 return
             tally = Tally(failed=1)
             logger.warning("the candidate of %s failed: %s", model.name, type(error).__name__)
@@ -194,7 +194,7 @@ class Challenger:
             name=model.name,
             version=model.version or "",
             digest=model.digest,
-            candidate_version=rival.version or "",
-            candidate_digest=rival.digest,
+            candidate_version=candidate.version or "",
+            candidate_digest=candidate.digest,
         )
         self.report(pairing, tally)

@@ -397,13 +397,13 @@ def test_a_candidate_that_fails_at_every_request_is_set_aside_and_harms_nobody_e
 ) -> None:
     candidate = Candidate(source=live.plan_of(versions["3"]).source, share=1.0, mode=mode)
     with live.hosted(live.plan_of(versions["1"], candidate=candidate)) as (model, url):
-        live.eventually(lambda: model.slot.challenger is not None)
+        live.eventually(lambda: model.slot.candidate is not None)
         chosen = {CALLER: "somebody"}  # whom a split gives the candidate
         with (
             Clients(url, LONG, versions) as others,
             Clients(url, LONG, versions, headers=chosen) as clients,
         ):
-            live.eventually(lambda: model.slot.challenger is None)
+            live.eventually(lambda: model.slot.candidate is None)
             others.wait_for_more()
             clients.wait_for_more()
         assert others.failed() == []
@@ -415,7 +415,7 @@ def test_a_candidate_that_fails_at_every_request_is_set_aside_and_harms_nobody_e
         # Another candidate is asked again.
         other = replace(candidate, source=live.plan_of(versions["2"]).source)
         model.change(live.plan_of(versions["1"], candidate=other))
-        live.eventually(lambda: model.slot.challenger is not None)
+        live.eventually(lambda: model.slot.candidate is not None)
         live.eventually(lambda: model.slot.problem is None)
 
 

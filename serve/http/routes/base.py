@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from bert_core.errors import InputError
 from bert_core.wording import shortened
 from serve.model.card import Card
-from serve.observe.records import log_failure, seen
+from serve.observe.records import log_failure, record_of
 from serve.request.auth import Caller, Keys
 from serve.request.errors import (
     CodingError,
@@ -82,7 +82,7 @@ def place_of(request: Request) -> str:
 
 def error_response(surface: Surface, request: Request, error: Exception) -> Response:
     """The response to an error that the caller may read, in the surface's shape."""
-    seen(request).error_type = getattr(error, "error_type", RequestError.error_type)
+    record_of(request).error_type = getattr(error, "error_type", RequestError.error_type)
     return refusal(surface, error)
 
 

@@ -28,7 +28,7 @@ from serve.http.routes.base import (
 from serve.model.card import Card, ServedModel, State
 from serve.model.card import Response as Passed
 from serve.model.sizes import SMALL
-from serve.observe.records import seen
+from serve.observe.records import record_of
 from serve.request.auth import Keys
 from serve.request.body import CODING, receive
 from serve.request.disconnects import while_connected
@@ -204,8 +204,8 @@ def _forwarder(
     limits: Limits,
 ) -> Handler:
     async def handle(request: Request) -> Response:
-        noted = seen(request)
-        noted.surface, noted.is_probe = surface.name, endpoint.is_open
+        record = record_of(request)
+        record.surface, record.is_probe = surface.name, endpoint.is_open
         try:
             if not endpoint.is_open:
                 admit(keys, request, None)  # the model counts the request
@@ -213,7 +213,7 @@ def _forwarder(
             name = request.path_params.get("model")
             if name is None and body:
                 name = _named(body) if len(body) <= SMALL else await asyncio.to_thread(_named, body)
-            chosen = noted.model = await _chosen(models, name, endpoint)
+            chosen = record.model = await _chosen(models, name, endpoint)
             path = (endpoint.path or "/").format(**request.path_params)
             return await while_connected(request, _pass_on(request, models[chosen], path, body))
         except Exception as error:
@@ -225,13 +225,13 @@ def _forwarder(
 
 async def _pass_on(request: Request, model: ServedModel, path: str, body: bytes) -> Response:
     """What a model answers. It records the request too, unless it cannot be asked."""
-    noted = seen(request)
-    noted.is_passed_on = True  # if it is cancelled here, it is there
+    record = record_of(request)
+    record.was_forwarded = True  # if it is cancelled here, it is there
     target = quote(path) + (f"?{request.url.query}" if request.url.query else "")
     try:
         passed = await model.request(request.method, target, passed_on(request), body)
     except Exception:
-        noted.is_passed_on = False
+        record.was_forwarded = False
         raise
     return _as_response(passed)
 

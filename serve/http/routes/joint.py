@@ -26,7 +26,7 @@ from serve.model.card import Response as Passed
 from serve.model.card import ServedModel
 from serve.model.shared_passes import SharedPasses
 from serve.model.sizes import SMALL
-from serve.observe.records import seen
+from serve.observe.records import record_of
 from serve.request.accept import chosen
 from serve.request.auth import Keys
 from serve.request.body import receive
@@ -89,7 +89,7 @@ def joint_routes(
     async def predict(request: Request) -> Response:
         """The answers of several models to the same inputs, by model: what each answers at its own
         URL. What models with one encoder read alike goes through it once."""
-        seen(request).surface = huggingface.SURFACE.name
+        record_of(request).surface = huggingface.SURFACE.name
         try:
             admit(keys, request, None)  # each model counts its part
             _check_form(request)
@@ -136,7 +136,7 @@ async def _ask_all(
     models: Mapping[str, ServedModel], request: Request, bodies: Mapping[str, bytes]
 ) -> Response:
     """The answers of all, or the first refusal, upon which the others are cancelled."""
-    noted, shared = seen(request), SharedPasses(bodies)
+    record, shared = record_of(request), SharedPasses(bodies)
     headers = [(name, value) for name, value in passed_on(request) if name != "accept"]
 
     async def ask(name: str) -> Passed:
@@ -146,7 +146,7 @@ async def _ask_all(
                 raise _RefusedError(_with_name(name, passed))
             return passed
 
-    noted.is_passed_on = True  # each model records its part
+    record.was_forwarded = True  # each model records its part
     try:
         async with asyncio.TaskGroup() as group:
             parts = {name: group.create_task(ask(name)) for name in bodies}
@@ -154,7 +154,7 @@ async def _ask_all(
         first = failed.exceptions[0]
         if isinstance(first, _RefusedError):
             return first.response
-        noted.is_passed_on = False
+        record.was_forwarded = False
         raise first from None
     finally:
         shared.close()

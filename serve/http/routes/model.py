@@ -18,14 +18,14 @@ from serve.http.routes.base import (
     refused,
 )
 from serve.model.card import Card
-from serve.observe.records import seen
+from serve.observe.records import record_of
 from serve.request.auth import Keys, presented_key
 from serve.request.body import deadline_of, receive
 from serve.request.disconnects import while_connected
 from serve.request.errors import NotReadyError, UnknownModelError
 from serve.surfaces.base import Call, Endpoint, Surface
 from serve.surfaces.catalog import SURFACES
-from serve.versions.slot import CALLER, Challenger, Current, Slot
+from serve.versions.slot import CALLER, Candidate, Current, Slot
 
 
 def model_routes(
@@ -93,22 +93,22 @@ def _prepared(current: Current, surface: Surface) -> Any:
 
 def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint) -> Handler:
     async def handle(request: Request) -> Response:
-        challenger, current = slot.challenger, slot.current
+        candidate, current = slot.candidate, slot.current
         # NOTE: clients send any key to a server that has none, and all of them the same.
         caller = request.headers.get(CALLER) if keys is None else presented_key(request.headers)
-        if challenger is not None and challenger.takes(caller):
-            current = challenger.slot.current
-        noted = seen(request)
-        noted.surface, noted.is_probe = surface.name, endpoint.is_open
-        noted.model, noted.version = current.model.name, current.model.version_label
+        if candidate is not None and candidate.takes(caller):
+            current = candidate.slot.current
+        record = record_of(request)
+        record.surface, record.is_probe = surface.name, endpoint.is_open
+        record.model, record.version = current.model.name, current.model.version_label
         with current.model.in_use():  # one version answers all of a request
             try:
-                call = await _call(current, request, challenger)
+                call = await _call(current, request, candidate)
                 return await while_connected(request, endpoint.answer(call))
             except Exception as error:
                 return refused(surface, request, endpoint.explained(error))
 
-    async def _call(current: Current, request: Request, challenger: Challenger | None) -> Call:
+    async def _call(current: Current, request: Request, candidate: Candidate | None) -> Call:
         model = current.model
         named = request.path_params.get("model", model.name)
         if named != model.name:
@@ -124,7 +124,7 @@ def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint
             deadline_s=deadline_of(request, model.limits),
             prepared=_prepared(current, surface),
             caller=caller,
-            shadow=None if challenger is None else partial(challenger.shadow, model),
+            shadow=None if candidate is None else partial(candidate.shadow, model),
             card=slot.card,
         )
 

@@ -29,7 +29,7 @@ from serve.observe.records import Recorder
 from serve.request import auth
 from serve.request.auth import Keys
 from serve.request.limits import Limits
-from serve.versions.slot import Challenger, Slot
+from serve.versions.slot import Candidate, Slot
 from tests import tiny
 from tests.exactness import same
 from tests.serve import live
@@ -415,17 +415,17 @@ def test_what_is_kept_is_not_computed_for_those_that_keep_it(heads: dict[str, Pa
 def test_candidates_take_their_part(heads: dict[str, Path], mode: Any) -> None:
     reported: list[Any] = []
     with served({name: heads[name] for name in ("topic", "tone")}) as (client, slots):
-        rival = Slot(live.loaded("topic", heads["other"]))
+        candidate = Slot(live.loaded("topic", heads["other"]))
         own = ask(client, {"models": ["topic", "tone"], "inputs": TEXTS}).json()
-        slots["topic"].challenger = Challenger(
-            slot=rival, share=1.0, mode=mode, report=lambda *report: reported.append(report)
+        slots["topic"].candidate = Candidate(
+            slot=candidate, share=1.0, mode=mode, report=lambda *report: reported.append(report)
         )
         body = {"models": ["topic", "tone"], "inputs": TEXTS}
-        with encoder_calls({**slots, "rival": rival}) as calls:
+        with encoder_calls({**slots, "candidate": candidate}) as calls:
             response = ask(client, body, **{"x-caller": "somebody"})
             live.eventually(lambda: len(calls) > 1)
         assert response.json()["tone"] == own["tone"]
-        digest = {"split": rival, "shadow": slots["topic"]}[mode].model.digest
+        digest = {"split": candidate, "shadow": slots["topic"]}[mode].model.digest
         assert f"topic={digest}" in response.headers["x-model-digest"]
         assert (response.json()["topic"] == own["topic"]) == (mode == "shadow")
         if mode == "shadow":

@@ -17,7 +17,7 @@ from serve.http.asgi_call import call
 from serve.http.routes.front import PROMETHEUS
 from serve.model.card import Card, Response, ServedModel
 from serve.model.model import Model
-from serve.observe.records import NONE, Recorder, Seen, Snapshot
+from serve.observe.records import NONE, Recorder, RequestRecord, Snapshot
 from serve.request import auth
 from serve.request.limits import Limits
 from serve.surfaces.catalog import SURFACES
@@ -33,12 +33,12 @@ class Kept(Recorder):
     """Keeps all that it is told."""
 
     def __init__(self) -> None:
-        self.requests: list[Seen] = []
+        self.requests: list[RequestRecord] = []
         self.passes: list[dict[str, Any]] = []
         self.switches: list[tuple[str, str]] = []
         self.looks: list[Callable[[], Snapshot]] = []
 
-    def finished(self, request: Seen) -> None:
+    def finished(self, request: RequestRecord) -> None:
         self.requests.append(request)
 
     def passed(self, model: str, version: str, **sizes: Any) -> None:
@@ -50,7 +50,7 @@ class Kept(Recorder):
     def watch(self, look: Callable[[], Snapshot]) -> None:
         self.looks.append(look)
 
-    def last(self, count: int) -> Seen:
+    def last(self, count: int) -> RequestRecord:
         """The newest of so many requests: a response comes before it is recorded."""
         live.eventually(lambda: len(self.requests) >= count, 10, every_s=0.005)
         return self.requests[-1]
@@ -78,14 +78,14 @@ def test_a_request_is_recorded_once_with_what_it_took(bundle: Path) -> None:
         for number, path in enumerate(("/predict", "/v1/models/docs/predict"), 1):
             response = client.post(path, json={"inputs": ["Parse a string.", "Open a port."]})
             assert response.status_code == 200, response.text
-            noted = kept.last(number)
-            assert (noted.model, noted.version, noted.surface) == ("docs", "3", "tei")
-            assert (noted.method, noted.status, noted.error_type) == ("POST", 200, None)
-            assert noted.route.endswith("/predict")
-            assert noted.spent is not None
-            assert noted.spent.tokens == int(response.headers["X-Tokens"])
-            spent_s = noted.spent.tokenize_s + noted.spent.queue_s + noted.spent.compute_s
-            assert 0 < spent_s <= noted.total_s
+            record = kept.last(number)
+            assert (record.model, record.version, record.surface) == ("docs", "3", "tei")
+            assert (record.method, record.status, record.error_type) == ("POST", 200, None)
+            assert record.route.endswith("/predict")
+            assert record.spent is not None
+            assert record.spent.tokens == int(response.headers["X-Tokens"])
+            spent_s = record.spent.tokenize_s + record.spent.queue_s + record.spent.compute_s
+            assert 0 < spent_s <= record.total_s
         assert len(kept.requests) == 2
 
 
@@ -123,10 +123,10 @@ def test_a_refusal_is_recorded_with_its_class_and_without_what_was_sent(
     with served(bundle, limits=Limits(max_body_bytes=1000)) as (client, kept):
         headers = {"Content-Type": "application/json"}
         response = client.request(method, path, content=body, headers=headers)
-        noted = kept.last(1)
+        record = kept.last(1)
         assert response.status_code == wanted[0]
-        assert (noted.status, noted.error_type, noted.surface, noted.model) == wanted
-        assert MARKER not in str(noted)
+        assert (record.status, record.error_type, record.surface, record.model) == wanted
+        assert MARKER not in str(record)
 
 
 def test_probes_and_metrics_are_not_counted(bundle: Path) -> None:
@@ -165,8 +165,8 @@ def test_a_request_whose_client_goes_away_is_recorded_once_as_cancelled(bundle: 
         await model.close()
 
     asyncio.run(go_away())
-    (noted,) = kept.requests
-    assert (noted.model, noted.status, noted.error_type) == ("docs", 499, "cancelled")
+    (record,) = kept.requests
+    assert (record.model, record.status, record.error_type) == ("docs", 499, "cancelled")
 
 
 class _Gone(ServedModel):
@@ -192,11 +192,11 @@ def test_a_request_that_cannot_be_passed_on_is_recorded_by_the_front(
     app = create_front_app({"docs": _Gone()}, None, None, kept)
     with live.running(app) as url:
         assert httpx.post(f"{url}/predict", json={"inputs": "a"}).status_code == 500
-        noted = kept.last(1)
+        record = kept.last(1)
         assert httpx.get(f"{url}/readyz").status_code == 503
         assert httpx.get(f"{url}/v1/models/docs").status_code == 500  # no surface's
         assert kept.last(2).surface == NONE
-    assert (noted.model, noted.version, noted.error_type) == ("docs", NONE, "internal")
+    assert (record.model, record.version, record.error_type) == ("docs", NONE, "internal")
     assert "builtins.ConnectionError" in caplog.text
     assert MARKER not in caplog.text
 

@@ -510,11 +510,11 @@ def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
             caller["Authorization"] = "Bearer what clients send to a server without keys"
             assert ask(url, **caller).headers["X-Model-Digest"] == chosen[number]
         # Other settings of the model leave the candidate as it is.
-        rival = model.slot.challenger
+        candidate = model.slot.candidate
         model.change(live.plan_of(folders[0], candidate=candidate, limits=Limits(max_top_k=3)))
-        assert model.slot.challenger is rival
-        assert rival is not None
-        assert rival.slot.model.limits.max_top_k == 3
+        assert model.slot.candidate is candidate
+        assert candidate is not None
+        assert candidate.slot.model.limits.max_top_k == 3
         assert card(url)["candidate"]["digest"] == digests[1]
     # 60 callers at 0.4: within three standard deviations, 3.8 callers, of 24.
     assert 13 <= sum(digest == digests[1] for digest in chosen.values()) <= 35
@@ -527,7 +527,7 @@ def test_a_split_is_by_key_where_the_server_asks_for_keys(folders: list[Path]) -
     model = HostedModel(live.plan_of(folders[0], candidate=candidate))
     with live.running(create_model_app(model.slot, alone=True, keys=keys)) as url:
         try:
-            live.eventually(lambda: model.slot.challenger is not None)
+            live.eventually(lambda: model.slot.candidate is not None)
             chosen = []
             for key, _ in made:
                 bearer = {"Authorization": f"Bearer {key}"}
@@ -622,9 +622,9 @@ def test_a_candidate_that_fails_is_counted_and_fails_nobody(folders: list[Path])
         live.plan_of(folders[0], candidate=candidate),
         report=lambda pairing, tally: seen.append(tally),
     ) as (model, url):
-        live.eventually(lambda: model.slot.challenger is not None)
-        assert model.slot.challenger is not None
-        damage(model.slot.challenger.slot.model)
+        live.eventually(lambda: model.slot.candidate is not None)
+        assert model.slot.candidate is not None
+        damage(model.slot.candidate.slot.model)
         ask(url)
         live.eventually(lambda: len(seen) == 1)
     assert (seen[0].failed, seen[0].inputs) == (1, 0)
@@ -654,14 +654,14 @@ def test_a_process_that_starts_without_its_registry_takes_what_last_answered_her
 def test_a_process_is_not_replaced_because_its_candidate_fails(folders: list[Path]) -> None:
     candidate = Candidate(source=live.plan_of(folders[1]).source, share=1.0, mode="split")
     model = HostedModel(live.plan_of(folders[0], candidate=candidate))
-    live.eventually(lambda: model.slot.challenger is not None)
-    assert model.slot.challenger is not None
-    rival = model.slot.challenger.slot.model
+    live.eventually(lambda: model.slot.candidate is not None)
+    assert model.slot.candidate is not None
+    candidate = model.slot.candidate.slot.model
 
     async def fail() -> None:
-        damage(rival)
+        damage(candidate)
         with pytest.raises(FailedError):
-            await rival.predict(TEXTS, None)
+            await candidate.predict(TEXTS, None)
         await model.check_health()
         damage(model.slot.model)
         with pytest.raises(FailedError):
