@@ -340,8 +340,8 @@ FAULTS = (
         "joint",
         "A request to several models loses its key on the way to them.",
         "serve/http/routes/joint.py",
-        'for name, value in passed_on(request) if name != "accept"]',
-        'for name, value in passed_on(request) if not name.startswith("a")]',
+        'for name, value in headers_to_model(request) if name != "accept"]',
+        'for name, value in headers_to_model(request) if not name.startswith("a")]',
         "tests/serve/model/test_shared_passes.py::test_a_key_must_be_allowed_to_ask_every_one_of_the_models",
     ),
     _fault(

@@ -25,7 +25,7 @@ from serve.cluster.applications import (
 from serve.cluster.capacity import check_memory, check_room
 from serve.cluster.deployments import FRONT
 from serve.config import ServeConfig, models_of
-from serve.http.routes.front import Entry
+from serve.http.routes.listing import ModelEntry
 from serve.observe import tracing
 from serve.versions.plan import find
 
@@ -127,7 +127,7 @@ def stop(drain_s: float) -> None:
     print("stopped")
 
 
-def _described(entry: Entry) -> str:
+def _described(entry: ModelEntry) -> str:
     if entry.card is None:
         return f"{entry.state}; {entry.problem}"
     version = "" if entry.card.version is None else f" version {entry.card.version}"
@@ -158,11 +158,13 @@ def _check_server(config: ServeConfig) -> None:
             )
 
 
-def _listing() -> Sequence[Entry] | None:
+def _listing() -> Sequence[ModelEntry] | None:
     """All models, as the front sees them; None if it does not answer."""
     try:
         handle = ray_serve.get_deployment_handle(FRONT, app_name=FRONT)
-        entries: Sequence[Entry] = handle.listing.remote().result(timeout_s=LISTING_TIMEOUT_S).data
+        entries: Sequence[ModelEntry] = (
+            handle.listing.remote().result(timeout_s=LISTING_TIMEOUT_S).data
+        )
     except Exception:  # whatever is wrong with it: its application's status says so
         return None
     return entries

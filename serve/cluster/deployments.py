@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve.cluster.haproxy_launcher import WITHOUT_REPLICA_S
 from serve.cluster.scaling import METRIC
 from serve.http.app import LocalModel, create_front_app, create_model_app
-from serve.http.routes.front import Listing, listing_of
+from serve.http.routes.listing import Listing, list_models
 from serve.model.card import Card, Response, ServedModel
 from serve.observe import metrics
 from serve.observe.records import Recorder
@@ -147,7 +147,7 @@ class Front:
         self._switch.app = _front_app(self._models, config, self._keys, self._recorder)
 
     async def listing(self) -> Listing:
-        return await listing_of(self._models)
+        return await list_models(self._models)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._switch
@@ -180,7 +180,7 @@ class Together:
         await self._hosting.change(config["plans"], renew)
 
     async def listing(self) -> Listing:
-        return await listing_of(self._models)
+        return await list_models(self._models)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._switch

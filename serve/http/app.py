@@ -20,12 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bert_core.errors import InputError
 from serve.http.asgi_call import call
 from serve.http.routes.base import LIST, SurfaceRoute, error_response, json_response, place_of
-from serve.http.routes.front import Metrics, front_routes, list_routes, metrics_route
+from serve.http.routes.front import Metrics, front_routes, metrics_route
 from serve.http.routes.joint import joint_routes
+from serve.http.routes.listing import list_routes
 from serve.http.routes.model import model_routes
 from serve.http.routes.page import page_routes
 from serve.model.card import Card, ServedModel
-from serve.model.card import Response as Passed
+from serve.model.card import Response as ModelResponse
 from serve.observe.records import NO_RECORDER, Observed, Recorder
 from serve.request.auth import Keys
 from serve.request.errors import (
@@ -66,7 +67,7 @@ class LocalModel(ServedModel):
 
     async def request(
         self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
-    ) -> Passed:
+    ) -> ModelResponse:
         return await call(self._app, method, path, headers, body)
 
 

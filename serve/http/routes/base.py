@@ -5,15 +5,17 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from bert_core.errors import InputError
 from bert_core.wording import shortened
-from serve.model.card import Card
+from serve.model.card import Card, ServedModel
 from serve.observe.records import log_failure, record_of
 from serve.request.auth import Caller, Keys
+from serve.request.body import CODING
 from serve.request.errors import (
     CodingError,
     DeadlineError,
@@ -65,6 +67,56 @@ def admit(
 ) -> Caller | None:
     """Whose request it is; None where no keys are asked for. See `Keys.admit`."""
     return None if keys is None else keys.admit(request.headers, model, counts=counts)
+
+
+def unknown_model(name: str, models: Mapping[str, Any]) -> UnknownModelError:
+    """The error of a request that names no model served here."""
+    return UnknownModelError(
+        f'there is no model "{shortened(name)}": those served here are {", ".join(models)}'
+    )
+
+
+async def forward(request: Request, model: ServedModel, path: str, body: bytes) -> Response:
+    """A model's response to a request that came to the front, with its query.
+
+    The model's own application records the request, unless it cannot be asked.
+    """
+    record = record_of(request)
+    record.was_forwarded = True  # also if it is cancelled: then the model's is, too
+    target = quote(path) + (f"?{request.url.query}" if request.url.query else "")
+    try:
+        answer = await model.request(request.method, target, headers_to_model(request), body)
+    except Exception:
+        record.was_forwarded = False
+        raise
+    response = Response(answer.body, answer.status)
+    response.raw_headers[:] = [
+        (name.encode("latin-1"), value.encode("latin-1"))
+        for name, value in (*answer.headers, ("content-length", str(len(answer.body))))
+    ]
+    return response
+
+
+def headers_to_model(request: Request) -> list[tuple[str, str]]:
+    """A request's headers for a model, which gets the body as it was read here: inflated."""
+    return [(name, value) for name, value in request.headers.items() if name != CODING]
+
+
+def handler(surface: Surface, answer: Handler, about: str | None) -> Handler:
+    """A route's function: answers, or refuses in the surface's shape.
+
+    Args:
+        about: what the API's documentation says of the path.
+    """
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except Exception as error:
+            return refused(surface, request, error)
+
+    handle.__doc__ = about
+    return handle
 
 
 def refused(surface: Surface, request: Request, error: Exception) -> Response:

@@ -18,11 +18,12 @@ from serve.http.routes.base import (
     SurfaceRoute,
     admit,
     errors_of,
+    handler,
+    headers_to_model,
     json_response,
-    refused,
+    unknown_model,
 )
-from serve.http.routes.front import passed_on, unknown_model
-from serve.model.card import Response as Passed
+from serve.model.card import Response as ModelResponse
 from serve.model.card import ServedModel
 from serve.model.shared_passes import SharedPasses
 from serve.model.sizes import SMALL
@@ -90,24 +91,20 @@ def joint_routes(
         """The answers of several models to the same inputs, by model: what each answers at its own
         URL. What models with one encoder read alike goes through it once."""
         record_of(request).surface = huggingface.SURFACE.name
-        try:
-            admit(keys, request, None)  # each model counts its part
-            _check_form(request)
-            content = await receive(request, limits)
-            if len(content) <= SMALL:
-                bodies = _parsed(content)
-            else:
-                bodies = await asyncio.to_thread(_parsed, content)
-            for name in bodies:
-                if name not in models:
-                    raise unknown_model(name, models)
-            return await while_connected(request, _ask_all(models, request, bodies))
-        except Exception as error:
-            return refused(huggingface.SURFACE, request, error)
+        admit(keys, request, None)  # each model counts its part
+        _check_form(request)
+        content = await receive(request, limits)
+        in_thread = len(content) > SMALL
+        bodies = await asyncio.to_thread(_parsed, content) if in_thread else _parsed(content)
+        for name in bodies:
+            if name not in models:
+                raise unknown_model(name, models)
+        return await while_connected(request, _ask_all(models, request, bodies))
 
     router.add_api_route(
         PATH,
-        predict,
+        handler(huggingface.SURFACE, predict, predict.__doc__),
+        name="predict",
         methods=["POST"],
         summary="Several models",
         response_model=None,
@@ -137,14 +134,14 @@ async def _ask_all(
 ) -> Response:
     """The answers of all, or the first refusal, upon which the others are cancelled."""
     record, shared = record_of(request), SharedPasses(bodies)
-    headers = [(name, value) for name, value in passed_on(request) if name != "accept"]
+    headers = [(name, value) for name, value in headers_to_model(request) if name != "accept"]
 
-    async def ask(name: str) -> Passed:
+    async def ask(name: str) -> ModelResponse:
         with shared.part_of(name):
-            passed = await models[name].request("POST", "/", headers, bodies[name])
-            if passed.status != 200:
-                raise _RefusedError(_with_name(name, passed))
-            return passed
+            answer = await models[name].request("POST", "/", headers, bodies[name])
+            if answer.status != 200:
+                raise _RefusedError(_with_name(name, answer))
+            return answer
 
     record.was_forwarded = True  # each model records its part
     try:
@@ -161,16 +158,16 @@ async def _ask_all(
     return _combined({name: part.result() for name, part in parts.items()})
 
 
-def _with_name(name: str, passed: Passed) -> Response:
+def _with_name(name: str, refusal: ModelResponse) -> Response:
     """A model's refusal, with its name in the message."""
-    content = json.loads(passed.body)
-    response = json_response(passed.status, {**content, "error": f"{name}: {content['error']}"})
+    content = json.loads(refusal.body)
+    response = json_response(refusal.status, {**content, "error": f"{name}: {content['error']}"})
     repeated = {"retry-after", "www-authenticate"}
-    response.headers.update({key: value for key, value in passed.headers if key in repeated})
+    response.headers.update({key: value for key, value in refusal.headers if key in repeated})
     return response
 
 
-def _combined(parts: Mapping[str, Passed]) -> Response:
+def _combined(parts: Mapping[str, ModelResponse]) -> Response:
     """One object of the answers by model. Entries of headers say whose they are."""
     answers = [b"%b:%b" % (orjson.dumps(name), part.body) for name, part in parts.items()]
     entries: dict[str, list[str]] = {}

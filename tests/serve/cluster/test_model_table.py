@@ -10,7 +10,7 @@ import pytest
 from bert_core.errors import ConfigError
 from serve.cluster import model_table
 from serve.cluster.model_table import Hosting
-from serve.http.routes.front import Entry, listing_of
+from serve.http.routes.listing import ModelEntry, list_models
 from serve.observe.records import Recorder
 from serve.versions.plan import PLAN, Plan, Source
 
@@ -23,8 +23,8 @@ def plan_as_json(name: str, folder: Path) -> dict[str, Any]:
     return content
 
 
-async def entries(served: Hosting) -> dict[str, Entry]:
-    return {entry.id: entry for entry in (await listing_of(served.served(None))).data}
+async def entries(served: Hosting) -> dict[str, ModelEntry]:
+    return {entry.id: entry for entry in (await list_models(served.served(None))).data}
 
 
 @pytest.mark.guard

@@ -1,0 +1,121 @@
+"""The list of models at `/v1/models`, and the paths below the URLs of models in other processes."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+from starlette.exceptions import HTTPException
+
+from serve.http.routes.base import LIST, READY_TIMEOUT_S, admit, errors_of, forward, unknown_model
+from serve.model.card import Card, ServedModel, State
+from serve.request.auth import Keys
+from serve.request.body import receive
+from serve.request.disconnects import while_connected
+from serve.request.errors import NotReadyError, RequestError, UnknownModelError
+from serve.request.limits import Limits
+from serve.surfaces import openai
+from serve.surfaces.openapi import refusals, remember
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """A model in the list of models, which has the shape of OpenAI's."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "raybert"
+    url: str
+    """Path of the model, to which requests are posted."""
+    task: str | None
+    """None if the model does not answer."""
+    state: State | Literal["down"]
+    """`down` if the model does not answer."""
+    problem: str | None
+    """Why it does not answer, or is not what it should be."""
+    card: Card | None
+    """None if the model does not answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The body of `/v1/models`."""
+
+    object: str = "list"
+    data: list[ModelEntry]
+
+
+remember(Listing)
+
+
+async def list_models(models: Mapping[str, ServedModel]) -> Listing:
+    """The list of models; one that does not answer is listed as down."""
+    return Listing(data=await asyncio.gather(*(_entry(*item) for item in models.items())))
+
+
+async def _entry(name: str, model: ServedModel) -> ModelEntry:
+    card, problem = None, None
+    try:
+        card = await asyncio.wait_for(model.card(), READY_TIMEOUT_S)
+    except RequestError as error:
+        problem = str(error)
+    except Exception as error:
+        problem = f"it does not answer ({type(error).__name__})"
+    return ModelEntry(
+        id=name,
+        created=0 if card is None else card.created,
+        url=f"/v1/models/{name}",
+        task=None if card is None else card.task,
+        state="down" if card is None else card.state,
+        problem=problem if card is None else card.problem,
+        card=card,
+    )
+
+
+def list_routes(
+    models: Mapping[str, ServedModel], keys: Keys | None = None, limits: Limits | None = None
+) -> APIRouter:
+    """`GET /v1/models`, and for unknown names a 404 that lists the existing ones."""
+    router = APIRouter(tags=["models"])
+
+    @router.get(LIST, responses=errors_of(keys))
+    async def listing(request: Request) -> Listing:
+        """The models served here that the key may use."""
+        caller = admit(keys, request, None)
+        if caller is None:
+            return await list_models(models)
+        allowed = {name: model for name, model in models.items() if caller.key.allows(name)}
+        return await list_models(allowed)
+
+    unknown = refusals(openai.SURFACE, [UnknownModelError])
+    errors = unknown | errors_of(keys, RequestError, NotReadyError)
+
+    @router.get("/v1/models/{name}", responses=errors)
+    async def card(name: str, request: Request) -> Card:
+        """The card of one model."""
+        admit(keys, request, name, counts=False)
+        if name not in models:
+            raise unknown_model(name, models)
+        return await models[name].card()
+
+    async def elsewhere(name: str, request: Request, path: str = "") -> Response:
+        # A model's own application takes these requests, except while it is being added.
+        admit(keys, request, None)  # the model counts the request
+        if name not in models:
+            raise unknown_model(name, models)
+        if models[name].is_local:  # all of its paths are here
+            raise HTTPException(404)
+        body = b"" if request.method == "GET" else await receive(request, limits or Limits())
+        return await while_connected(request, forward(request, models[name], f"/{path}", body))
+
+    methods = ["POST", "PUT", "PATCH", "DELETE"]
+    router.add_api_route("/v1/models/{name}", elsewhere, methods=methods, include_in_schema=False)
+    router.add_api_route(
+        "/v1/models/{name}/{path:path}",
+        elsewhere,
+        methods=["GET", *methods],
+        include_in_schema=False,
+    )
+    return router
