@@ -7,29 +7,28 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 
 from bert_core.bundle.layout import Execution
-from bert_core.data.cuts import CutPlace, places_of
-from bert_core.data.windows import PAD_MULTIPLE, Window
+from bert_core.data.windows import Window
 from bert_core.errors import FormatError, InputError
 from bert_core.inference.predictor import Predictor
 from bert_core.scores import TorchBackend
 from bert_core.tasks.base import Parameters
-from bert_core.tasks.shapes import Row
-from serve.model.answer_cache import AnswerCache, CachedAnswer, keys_of, unpacked
-from serve.model.answers import MOST_CUT, NOTHING, Answered, Computed, entries_of
+from serve.model.answer_cache import AnswerCache
+from serve.model.answers import MOST_CUT, NOTHING, Answered, Computed
 from serve.model.batching import Batcher
 from serve.model.card import Card
 from serve.model.changes import VECTORS_NOTE, gives_vectors
 from serve.model.lineage import ancestors
 from serve.model.shared_encoders import share
-from serve.model.sizes import FEW_BYTES, FEW_SCORES, is_small, masks_of, padded_length, real_length
+from serve.model.sizes import FEW_BYTES, padded_length, real_length
+from serve.model.work import Lookup, Pass, Work
 from serve.observe.records import NO_RECORDER, Recorder, trace_of
 from serve.request.errors import (
     DeadlineError,
@@ -40,14 +39,7 @@ from serve.request.errors import (
     RequestError,
     WrongTaskError,
 )
-from serve.request.limits import (
-    Limits,
-    check_candidates,
-    check_count,
-    check_lists,
-    check_numbers,
-    check_tokens,
-)
+from serve.request.limits import Limits
 from tracking.models.hub import origin
 
 logger = logging.getLogger("ray.serve")
@@ -68,26 +60,15 @@ RANGES_OF_BATCH = (
 
 Result = TypeVar("Result")
 
-
 Verdict = Literal["untried", "sound", "failing"]
 """`untried` until the model has answered a request, `failing` while it fails at every one."""
 
-
-@dataclass(frozen=True)
-class Pass:
-    """A window's scores, with the times at which its pass began and ended."""
-
-    scores: np.ndarray
-    began_s: float
-    ended_s: float
-
-
 WindowByModel = dict["Model", Window]
-"""What a pass computes for one sequence of ids: its window for each model that reads it. The models
-have the same `Backend.encoder_key`, and the first computes."""
+"""A sequence of ids as each model that reads it has it. A pass computes it once: the models have
+the same `Backend.encoder_key`, and the first of them computes."""
 
 Passes = Callable[["Model", Sequence[Window]], Awaitable[Sequence[Pass]]]
-"""How windows get their passes."""
+"""Gets a model's windows their passes."""
 
 
 class Model:
@@ -261,11 +242,16 @@ class Model:
         Raises: InputError; TooLargeError, OverloadedError or DeadlineError beyond a limit;
             OutOfMemoryError; FailedError if the model fails.
         """
-        predictor = self.predictor if task is None else self.predictor_for(task)
+        work = Work(
+            predictor=self.predictor if task is None else self.predictor_for(task),
+            inputs=inputs,
+            parameters=parameters,
+            limits=self.limits,
+            compute=self.own_passes if passes is None else partial(passes, self),
+            are_long=are_long,
+        )
         try:
-            answered = await self._in_time(
-                predictor, inputs, parameters, deadline_s, are_long, self._cache, passes
-            )
+            answered = await self._in_time(work, deadline_s, self._cache)
         except (RequestError, InputError):
             raise
         except Exception as error:
@@ -295,139 +281,72 @@ class Model:
             self.when_judged()
 
     async def _in_time(
-        self,
-        predictor: Predictor,
-        inputs: Sequence[Any],
-        parameters: Parameters | None,
-        deadline_s: float | None,
-        are_long: bool,
-        cache: AnswerCache | None,
-        passes: Passes | None = None,
+        self, work: Work, deadline_s: float | None, cache: AnswerCache | None
     ) -> Answered:
-        check_count(inputs, self.limits)
-        check_lists(inputs, parameters, self.limits)
+        work.check_inputs()
         self._check_queue(0)  # before tokenizing what will be refused
         limit_s = self.limits.deadline_s if deadline_s is None else deadline_s
         try:
             async with asyncio.timeout(limit_s):
                 with self.in_use():
-                    arguments = (predictor, inputs, parameters, are_long, passes)
                     if cache is not None:
-                        return await self._recall(cache, *arguments)
-                    return (await self._answer(*arguments)).answered
+                        return await self._recall(work, cache)
+                    return (await self._compute(work)).answered
         except TimeoutError as error:
             raise DeadlineError(
                 f"wanted an answer within {limit_s:g} s, the request has waited longer: send fewer "
                 "texts at once, allow more time, or serve more replicas"
             ) from error
 
-    async def _recall(
-        self,
-        cache: AnswerCache,
-        predictor: Predictor,
-        inputs: Sequence[Any],
-        parameters: Parameters | None,
-        are_long: bool,
-        passes: Passes | None,
-    ) -> Answered:
-        """As `_answer`, but cached answers are not computed again, and equal rows are only once."""
+    async def _recall(self, work: Work, cache: AnswerCache) -> Answered:
+        """As `_compute`, but cached answers are not computed again, and equal rows only once."""
         began_s = time.perf_counter()
-        parameters = parameters or predictor.task.parameters()
-
-        def look_up() -> tuple[list[Row], list[bytes], dict[bytes, CachedAnswer]]:
-            rows = predictor.rows(list(inputs))
-            keys = keys_of(self.digest, predictor.task.name, parameters, rows)
-            return rows, keys, cache.find(keys)
-
-        small = _is_small(inputs, parameters)
-        rows, keys, cached = look_up() if small else await self.off_loop(look_up)
-        missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in cached}
-        hits = len(keys) - len(missing)
-        self._recorder.recalled(self.name, self.version_label, hits=hits, misses=len(missing))
+        found = await self.run(Lookup.of, work, self.digest, cache, here=work.is_small)
+        label, misses = self.version_label, len(found.missing)
+        self._recorder.recalled(self.name, label, hits=found.hits, misses=misses)
         looked_s = time.perf_counter() - began_s
         computed = NOTHING
-        if missing:
+        if found.missing:
             try:
-                left = list(missing.values())
-                computed = await self._answer(predictor, left, parameters, are_long, passes)
+                computed = await self._compute(replace(work, inputs=list(found.missing.values())))
             except InputError:
-                if not hits:
+                if not found.hits:
                     raise
                 # It named an input by its place among the missing ones: now by that in the request.
-                again = await self._answer(predictor, inputs, parameters, are_long, passes)
-                return again.answered
-
-        def assemble() -> tuple[list[CachedAnswer], list[Any], list[CutPlace]]:
-            new = dict(zip(missing, entries_of(computed), strict=True))
-            cache.keep({key: entry for key, entry in new.items() if entry.has_all_cuts})
-            entries = [cached.get(key) or new[key] for key in keys]
-            # What a request may ask for does not depend on what the cache happens to have.
-            check_tokens(sum(entry.padded_tokens for entry in entries), self.limits)
-            check_candidates(sum(entry.masks for entry in entries), parameters, self.limits)
-            check_numbers(sum(entry.numbers for entry in entries), self.limits)
-            return entries, *unpacked(entries)
-
-        size = sum(cached[key].size_bytes for key in keys if key in cached)
-        size += sum(each.nbytes for each in computed.scores)
-        light = size <= FEW_BYTES
-        entries, answers, cut = assemble() if light else await self.off_loop(assemble)
+                return (await self._compute(work)).answered
+        is_light = found.size_bytes + sum(each.nbytes for each in computed.scores) <= FEW_BYTES
+        answers, cut, tokens = await self.run(found.answers, computed, cache, here=is_light)
         return replace(
             computed.answered,
             answers=answers,
-            tokens=sum(entry.tokens for entry in entries),
+            tokens=tokens,
             cut=cut[:MOST_CUT],
             tokenize_s=looked_s + computed.answered.tokenize_s,
-            hits=hits,
+            hits=found.hits,
         )
 
-    async def _answer(
-        self,
-        predictor: Predictor,
-        inputs: Sequence[Any],
-        parameters: Parameters | None,
-        are_long: bool,
-        get_passes: Passes | None,
-    ) -> Computed:
+    async def _compute(self, work: Work) -> Computed:
         began_s = time.perf_counter()
-
-        def encode() -> tuple[list[Any], list[Window]]:
-            rows = predictor.rows(list(inputs))
-            # Before windows take their time and memory.
-            least = PAD_MULTIPLE * predictor.task.least_windows(rows, parameters)
-            check_tokens(least, self.limits, at_least=True)
-            return rows, predictor.encode(rows, parameters)
-
-        small = _is_small(inputs, parameters)
-        rows, windows = encode() if small else await self.off_loop(encode, is_long=are_long)
+        are_long = work.are_long
+        encoded = await self.run(work.encode, here=work.is_small, is_long=are_long)
+        windows = encoded.windows
         encoded_s = time.perf_counter()
-        tokens = sum(map(padded_length, windows))
-        check_tokens(tokens, self.limits)
-        masks = sum(map(masks_of, windows))
-        check_candidates(masks, parameters or predictor.task.parameters(), self.limits)
-        hidden_size = predictor.bundle.encoder_config.hidden_size
-        check_numbers(sum(predictor.task.numbers(windows, hidden_size)), self.limits)
-        self._check_queue(tokens)
-        passes = await (get_passes or Model.own_passes)(self, windows)
+        work.check_windows(windows)
+        self._check_queue(sum(map(padded_length, windows)))
+        passes = await work.compute(windows)
         scores = [each.scores for each in passes]
-
-        def decode() -> tuple[list[Any], list[CutPlace], list[int]]:
-            numbers = predictor.task.numbers(windows, hidden_size, scores, parameters)
-            check_numbers(sum(numbers), self.limits)  # before the answers take their memory
-            answers = predictor.decode(rows, windows, scores, parameters)
-            return answers, places_of(predictor.bundle.tokenizer, windows, MOST_CUT), numbers
-
-        light = small and sum(each.size for each in scores) <= FEW_SCORES
-        answers, cut, numbers = decode() if light else await self.off_loop(decode, is_long=are_long)
+        here = work.has_few(scores)
+        decoded = await self.run(work.decode, encoded, scores, here=here, is_long=are_long)
         last_began_s = max((each.began_s for each in passes), default=encoded_s)
         answered = Answered(
-            answers=answers,
+            answers=decoded.answers,
             tokens=sum(map(real_length, windows)),
-            cut=cut,
+            cut=decoded.cut,
             tokenize_s=encoded_s - began_s,
             queue_s=max(0.0, last_began_s - encoded_s),
             compute_s=max((each.ended_s for each in passes), default=encoded_s) - last_began_s,
         )
-        return Computed(answered, windows, scores, numbers)
+        return Computed(answered, windows, scores, decoded.numbers)
 
     def _check_queue(self, tokens: int) -> None:
         """Raises: OverloadedError if these tokens do not fit the queue. An empty queue takes any
@@ -460,10 +379,28 @@ class Model:
         executor = self._long_texts if is_long else self._texts
         return await loop.run_in_executor(executor, function, *arguments)
 
+    async def run(
+        self, function: Callable[..., Result], *arguments: Any, here: bool, is_long: bool = False
+    ) -> Result:
+        """Run a function on the event loop, or as `off_loop`.
+
+        Args:
+            here: whether it takes less than a millisecond.
+        """
+        if here:
+            return function(*arguments)
+        return await self.off_loop(function, *arguments, is_long=is_long)
+
     async def check_ready(self) -> None:
         """Answer the task's examples by a real pass. Raises: whatever that raises."""
-        examples = list(self.task.examples)
-        await self._in_time(self.predictor, examples, None, None, are_long=False, cache=None)
+        work = Work(
+            predictor=self.predictor,
+            inputs=list(self.task.examples),
+            parameters=None,
+            limits=self.limits,
+            compute=self.own_passes,
+        )
+        await self._in_time(work, None, None)
 
     async def check_health(self) -> None:
         """Find out whether this process can still compute; costs nothing while passes succeed.
@@ -549,13 +486,6 @@ class Model:
         )
         passes = ([Pass(each, began_s, ended_s) for each in its] for its in scores)
         return [dict(zip(models, its, strict=True)) for its in zip(*passes, strict=True)]
-
-
-def _is_small(inputs: Sequence[Any], parameters: Parameters | None) -> bool:
-    """Whether the event loop may tokenize the inputs itself. Parameters count once per input, with
-    which each of their labels is read."""
-    asked = {} if parameters is None else vars(parameters)
-    return is_small(inputs) and is_small([asked] * len(inputs))
 
 
 def _check_weights(folder: Path, predictor: Predictor) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from bert_core.data.windows import Window
 
 if TYPE_CHECKING:
-    from serve.model.model import Model, Pass, Passes, WindowByModel
+    from serve.model.model import Model, Passes, WindowByModel
+    from serve.model.work import Pass
 
 _PASSES: ContextVar["Passes | None"] = ContextVar("passes", default=None)
 

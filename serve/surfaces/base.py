@@ -91,9 +91,7 @@ class Call:
 
     async def read(self, shape: type[Shape]) -> Shape:
         """The body in this shape. Raises: NotJSONError, RequestError."""
-        if len(self.body) <= SMALL:
-            return read(shape, self.body)
-        return await self.model.off_loop(read, shape, self.body)
+        return await self.model.run(read, shape, self.body, here=len(self.body) <= SMALL)
 
     def names(self, key: str) -> bool:
         """Whether the body is an object with this key. Raises: NotJSONError."""
@@ -197,8 +195,7 @@ class Call:
 
     async def send(self, answered: Answered, make: Callable[[], Encoded], form: str) -> Response:
         """The body that `make` gives, as the media type `form`, with what the answers took."""
-        few = answered.tokens < FEW_TOKENS
-        body, extra = make() if few else await self.model.off_loop(make)
+        body, extra = await self.model.run(make, here=answered.tokens < FEW_TOKENS)
         check_size(body, self.model.limits)
         return Response(body, 200, headers(self.model, answered) | extra, form)
 

@@ -212,10 +212,8 @@ async def predict(call: Call) -> Response:
     """A list of answers to a list of inputs, in order. A single input is answered as Hugging
     Face's clients expect for the task: with a bare answer, or with a list of one."""
     bodies: Bodies = call.prepared
-    if len(call.body) <= SMALL:
-        name, shapes, request = bodies.parse(call.body)
-    else:
-        name, shapes, request = await call.model.off_loop(bodies.parse, call.body)
+    here = len(call.body) <= SMALL
+    name, shapes, request = await call.model.run(bodies.parse, call.body, here=here)
     if name == vectors.VECTORS:
         return await vectors.embed(
             call,

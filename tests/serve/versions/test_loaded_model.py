@@ -510,11 +510,11 @@ def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
             caller["Authorization"] = "Bearer what clients send to a server without keys"
             assert ask(url, **caller).headers["X-Model-Digest"] == chosen[number]
         # Other settings of the model leave the candidate as it is.
-        candidate = model.slot.candidate
+        served = model.slot.candidate
         model.change(live.plan_of(folders[0], candidate=candidate, limits=Limits(max_top_k=3)))
-        assert model.slot.candidate is candidate
-        assert candidate is not None
-        assert candidate.slot.model.limits.max_top_k == 3
+        assert model.slot.candidate is served
+        assert served is not None
+        assert served.slot.model.limits.max_top_k == 3
         assert card(url)["candidate"]["digest"] == digests[1]
     # 60 callers at 0.4: within three standard deviations, 3.8 callers, of 24.
     assert 13 <= sum(digest == digests[1] for digest in chosen.values()) <= 35
@@ -656,12 +656,12 @@ def test_a_process_is_not_replaced_because_its_candidate_fails(folders: list[Pat
     model = HostedModel(live.plan_of(folders[0], candidate=candidate))
     live.eventually(lambda: model.slot.candidate is not None)
     assert model.slot.candidate is not None
-    candidate = model.slot.candidate.slot.model
+    served = model.slot.candidate.slot.model
 
     async def fail() -> None:
-        damage(candidate)
+        damage(served)
         with pytest.raises(FailedError):
-            await candidate.predict(TEXTS, None)
+            await served.predict(TEXTS, None)
         await model.check_health()
         damage(model.slot.model)
         with pytest.raises(FailedError):
