@@ -1,23 +1,33 @@
-"""Values of JSON files against a declared type: a dataclass, or lists, objects and scalars.
+"""Values against a declared type: a dataclass, or lists, objects and scalars.
 
-One reader for every file that a person or a stranger may have written, so that a value of another
-kind is refused by its file and key. What the values mean is left to others.
+`as_type` reads every JSON file that a person or a stranger may have written, so that a value of
+another kind is refused by its file and key; `bert_core.tasks.shapes` holds rows and requests to the
+same notion of a kind. What the values mean is left to others.
 """
 
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from bert_core.checks import Range
 from bert_core.errors import FormatError
 from bert_core.wording import one_of, shown
 
-_KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
-_KINDS |= {types.NoneType: "null", list: "a list", tuple: "a list", dict: "an object"}
-
+KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
+KINDS |= {types.NoneType: "null", list: "a list", tuple: "a list", dict: "an object"}
+"""What messages call the values of a type."""
 
 MOST_BYTES = 128 << 20
 """Of a JSON file or a vocabulary; the tokenizer.json of XLM-V, with 900,000 tokens, has half."""
@@ -55,11 +65,9 @@ def as_type(hint: Any, value: Any, where: str, *, key: str = "", closed: bool = 
         closed: refuse entries that a dataclass lacks.
     Raises: FormatError naming the file, the key, what was wanted and what came.
     """
-    kinds = _alternatives(hint)
-    kind = next((kind for kind in kinds if _fits(value, kind)), None)
+    kind = next((kind for kind in alternatives(hint) if check_of(kind)(value)), None)
     if kind is None:
-        wanted = " or ".join(dict.fromkeys(map(_named, kinds)))
-        raise _refused(where, key, wanted, shown(value))
+        raise _refused(where, key, _wanted(hint), shown(value))
     if kind is Any:
         return value
     if get_origin(kind) is Annotated:
@@ -88,10 +96,10 @@ def as_type(hint: Any, value: Any, where: str, *, key: str = "", closed: bool = 
 
 
 def _object(kind: Any, value: Mapping[str, Any], where: str, key: str, *, closed: bool) -> Any:
-    hints, needed = _fields_of(kind)
+    hints, optional = fields_of(kind)
     inside = f"{key}." if key else ""
-    for name in needed:
-        if name not in value:
+    for name in hints:
+        if name not in value and name not in optional:
             raise _refused(where, inside + name, _wanted(hints[name]), "none")
     for name in value.keys() - hints.keys() if closed else ():
         raise _refused(where, key, f"some of {', '.join(hints)}", shown(name))
@@ -111,42 +119,52 @@ def _refused(where: str, key: str, wanted: str, got: str) -> FormatError:
     return FormatError(f"{where}: {place}wanted {wanted}, got {got}: correct it, or copy it again")
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types that a hint leaves open."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-@cache
-def _fields_of(kind: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The types of a dataclass's fields, and the names of those without a default."""
-    hints = get_type_hints(kind, include_extras=True)
-    needed = tuple(
+@cache  # called for every input of a request
+def fields_of(kind: Any, *, plain: bool = False) -> tuple[dict[str, Any], frozenset[str]]:
+    """The types of a dataclass's fields, and the names of those with a default.
+
+    Args:
+        plain: whether the types come without annotations.
+    """
+    hints = get_type_hints(kind, include_extras=not plain)
+    optional = [
         field.name
         for field in fields(kind)
-        if field.default is MISSING and field.default_factory is MISSING
-    )
-    return {field.name: hints[field.name] for field in fields(kind)}, needed
+        if field.default is not MISSING or field.default_factory is not MISSING
+    ]
+    return {field.name: hints[field.name] for field in fields(kind)}, frozenset(optional)
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a kind, whatever is inside it."""
+@cache  # called for every value of a request
+def check_of(kind: Any) -> Callable[[Any], bool]:
+    """The test whether a value is of a type, whatever is inside it."""
     origin = get_origin(kind)
     if kind is Any:
-        return True
+        return lambda value: True
     if origin is Annotated:
-        return any(_fits(value, each) for each in _alternatives(get_args(kind)[0]))
+        checks = [check_of(each) for each in alternatives(get_args(kind)[0])]
+        return lambda value: any(check(value) for check in checks)
     if origin is Literal:
-        return isinstance(value, str | int | None) and value in get_args(kind)
-    if is_dataclass(kind) or (origin or kind) in (dict, Mapping):
-        return isinstance(value, dict)
+        choices = get_args(kind)
+        return lambda value: isinstance(value, str | int | None) and value in choices
+    if is_dataclass(kind) or is_typeddict(kind) or (origin or kind) in (dict, Mapping):
+        return lambda value: isinstance(value, dict)
     if (origin or kind) in (list, tuple):
-        return isinstance(value, list)
+        return lambda value: isinstance(value, list)
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        return lambda value: isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return lambda value: isinstance(value, int) and not isinstance(value, bool)
+    return lambda value: isinstance(value, kind)
 
 
 def _wanted(hint: Any) -> str:
-    return " or ".join(dict.fromkeys(map(_named, _alternatives(hint))))
+    return " or ".join(dict.fromkeys(map(_named, alternatives(hint))))
 
 
 def _named(kind: Any) -> str:
@@ -156,5 +174,5 @@ def _named(kind: Any) -> str:
     if origin is Literal:
         return str(one_of(get_args(kind)))
     if is_dataclass(kind):
-        return _KINDS[dict]
-    return _KINDS.get(origin or kind, "a value")
+        return KINDS[dict]
+    return KINDS.get(origin or kind, "a value")

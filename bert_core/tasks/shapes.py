@@ -7,25 +7,16 @@ documentation.
 
 import math
 import re
-import types
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, fields
 from functools import cache
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from bert_core import files
 from bert_core.data.tables import DIVIDERS, ClassLabel
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.tasks.label_columns import column_per_label, to_name
+from bert_core.typed import KINDS, alternatives, check_of, fields_of
 from bert_core.wording import as_json, nearest, shown
 
 Row = Mapping[str, Any]
@@ -38,7 +29,6 @@ Label = Annotated[str, _OF_CLASS]
 SHOWN_ROWS = SHOWN_KINDS = 10
 _NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*")
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
-_KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
 
 
 def unused_fields(
@@ -49,7 +39,7 @@ def unused_fields(
     column_of = own_columns(columns, shapes)
     return {
         name
-        for name in _optional(shapes)
+        for name in _optional(*shapes)
         if all(record.get(column_of.get(name, name)) in (None, "") for record in records)
     }
 
@@ -129,7 +119,7 @@ def read_records(
     Raises: CorpusError naming a column that is missing, or holds labels of several types;
         ConfigError if two fields are mapped to one column.
     """
-    hints = _hints(shapes)
+    hints = _hints(*shapes)
     unknown = sorted(columns.keys() - hints.keys())
     if unknown:
         raise CorpusError(
@@ -139,7 +129,7 @@ def read_records(
     column_of = own_columns(columns, shapes)
     if not records:
         raise CorpusError(f"{source}: wanted labelled rows, the file holds none: give another file")
-    optional, targets = _optional(shapes), _hints(shapes[1:])
+    optional, targets = _optional(*shapes), _hints(*shapes[1:])
     unused = unused_fields(records, shapes, columns) if unused is None else unused
     _check_columns(records, column_of, optional - columns.keys(), source, shapes, setting)
     labels = _labels_in(shapes[1])
@@ -256,7 +246,7 @@ def _types(cells: Sequence[Any], column: str, source: str) -> str:
         for label in cell if isinstance(cell, list) else [cell]:
             if isinstance(label, ClassLabel) or not isinstance(label, str | bool | int | float):
                 continue
-            kind = "a number" if type(label) in (int, float) else _KINDS.get(type(label), "text")
+            kind = "a number" if type(label) in (int, float) else KINDS.get(type(label), "text")
             first.setdefault(kind, (number, label))
             name = str(_converted(label, str, is_target=True)).strip().casefold()
             other, row, same = type_of.setdefault(name, (kind, number, label))
@@ -286,10 +276,11 @@ def rows_of(shape: type, table: Mapping[str, Any]) -> list[dict[str, Any]]:
     A list is a column, unless it is what the shape's field takes; what is no column is one row's.
     Raises: InputError if columns have different numbers of rows.
     """
-    hints = _hints((shape,))
+    hints = _hints(shape)
     columns = {
         name: value
-        if isinstance(value, list) and not (value and name in hints and _fits(value, hints[name]))
+        if isinstance(value, list)
+        and not (value and name in hints and _check_of(hints[name])(value))
         else [value]
         for name, value in table.items()
     }
@@ -335,9 +326,9 @@ def own_columns(columns: Mapping[str, str], shapes: Sequence[type]) -> dict[str,
     An optional field that is not in `columns` gets no column if another field is read from the
     column of its name. Raises: ConfigError if two fields share a column, such as text and label.
     """
-    optional = _optional(shapes)
+    optional = _optional(*shapes)
     fields_of: dict[str, str] = {}
-    hints = _hints(shapes)
+    hints = _hints(*shapes)
     unnamed = [name for name in hints if name in optional and name not in columns]
     for name in [name for name in hints if name not in unnamed]:
         column = columns.get(name, name)
@@ -364,7 +355,7 @@ def as_row(shape: type, value: Any, where: str) -> dict[str, Any]:
 
     Raises: InputError naming `where`, what was wanted and what was given.
     """
-    hints, optional = _hints([shape]), _optional([shape])
+    hints, optional = _hints(shape), _optional(shape)
     needed = [name for name in hints if name not in optional]
     if not isinstance(value, dict):
         if len(needed) > 1:
@@ -396,55 +387,38 @@ def as_row(shape: type, value: Any, where: str) -> dict[str, Any]:
     return row
 
 
-def _hints(shapes: Sequence[type]) -> dict[str, Any]:
-    return {name: hint for shape in shapes for name, hint in _fields_of(shape)[0].items()}
-
-
-def _optional(shapes: Sequence[type]) -> set[str]:
-    return {name for shape in shapes for name in _fields_of(shape)[1]}
-
-
 @cache  # called for every input of a request
-def _fields_of(shape: type) -> tuple[dict[str, Any], frozenset[str]]:
-    """The types of a shape's fields, and the names of those that may be left out."""
-    hints = get_type_hints(shape)
-    optional = [
-        field.name
-        for field in fields(shape)
-        if field.default is not MISSING or field.default_factory is not MISSING
-    ]
-    return {field.name: hints[field.name] for field in fields(shape)}, frozenset(optional)
+def _hints(*shapes: type) -> Mapping[str, Any]:
+    each = (fields_of(shape, plain=True) for shape in shapes)
+    return {name: hint for hints, _ in each for name, hint in hints.items()}
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+@cache
+def _optional(*shapes: type) -> Set[str]:
+    return {name for shape in shapes for name in fields_of(shape, plain=True)[1]}
+
+
+@cache  # called for every value of a request
+def _check_of(hint: Any) -> Callable[[Any], bool]:
+    """The test whether a value is of a type, and so is what is in its lists; numbers are finite."""
+    if len(kinds := alternatives(hint)) > 1:
+        checks = [_check_of(kind) for kind in kinds]
+        return lambda value: any(check(value) for check in checks)
+    is_of_kind = check_of(hint)
+    if hint is float:
+        return lambda value: is_of_kind(value) and _is_finite(value)
+    if get_origin(hint) is list:
+        check = _check_of(get_args(hint)[0])
+        return lambda value: isinstance(value, list | tuple) and all(map(check, value))
+    return is_of_kind
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    for kind in _alternatives(hint):
-        if kind is Any:
-            return True
-        if get_origin(kind) is Literal:
-            if value in get_args(kind):
-                return True
-        elif get_origin(kind) is list:
-            (item,) = get_args(kind)
-            if isinstance(value, list | tuple) and all(_fits(each, item) for each in value):
-                return True
-        elif get_origin(kind) is dict or is_typeddict(kind):
-            if isinstance(value, dict):
-                return True
-        elif kind in (int, float) and isinstance(value, bool):
-            continue
-        elif kind is float and isinstance(value, int | float):
-            return _is_finite(value)
-        elif isinstance(value, kind):
-            return True
-    return False
+    return _check_of(hint)(value)
 
 
 def _converted(value: Any, hint: Any, *, is_target: bool) -> Any:
-    kinds = _alternatives(hint)
+    kinds = alternatives(hint)
     if float in kinds and isinstance(value, str):
         # Python would also take 1_000 and digits of other scripts.
         return float(value) if _NUMBER.fullmatch(value) else value
@@ -491,7 +465,7 @@ def _has_blank(value: Any) -> bool:
 
 
 def _is_text(hint: Any) -> bool:
-    return str in _alternatives(hint)
+    return str in alternatives(hint)
 
 
 def _is_finite(value: float) -> bool:
@@ -502,7 +476,7 @@ def _is_finite(value: float) -> bool:
 
 
 def _kind(hint: Any) -> str:
-    first = next(kind for kind in _alternatives(hint) if kind is not type(None))
+    first = next(kind for kind in alternatives(hint) if kind is not type(None))
     if get_origin(first) is list:
         (item,) = get_args(first)
         kind = _kind(item)
@@ -511,7 +485,7 @@ def _kind(hint: Any) -> str:
         return f"one of {', '.join(map(str, get_args(first)))}"
     if is_typeddict(first) or dict in (first, get_origin(first)):
         return "an object"
-    return _KINDS.get(first, "a value")
+    return KINDS.get(first, "a value")
 
 
 def _listed(hints: Mapping[str, Any]) -> str:
