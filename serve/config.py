@@ -20,9 +20,9 @@ from bert_core.checks import (
 )
 from bert_core.errors import ConfigError
 from bert_core.wording import nearest, shown
+from serve.request.complaint import complaint
 from serve.request.limits import Limits
 from serve.request.local_hosts import is_loopback
-from serve.request.wanted import wanted
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Of a model."""
@@ -293,7 +293,7 @@ def _of_table(config: ServeConfig, name: str, table: Any) -> ModelConfig:
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
     except pydantic.ValidationError as error:
-        raise ConfigError(f"{where}.{_fault(error)}") from error
+        raise ConfigError(f"{where}.{complaint(error)}") from error
 
 
 def _check_keys(where: str, table: Mapping[str, Any], kind: type) -> None:
@@ -304,18 +304,6 @@ def _check_keys(where: str, table: Mapping[str, Any], kind: type) -> None:
                 f"{where}.{key}: there is no such setting, there are {', '.join(known)}"
                 f"{nearest(key, known)}"
             )
-
-
-def _fault(error: pydantic.ValidationError) -> str:
-    """What is wrong with a table, as our own messages say it."""
-    fault = error.errors()[0]
-    reason = fault.get("ctx", {}).get("error")
-    if isinstance(reason, ConfigError):  # a range: it names the field itself
-        return str(reason)
-    place = ".".join(map(str, fault["loc"]))
-    if fault["type"] == "missing":
-        return f"{place}: wanted a value, got none"
-    return f"{place}: wanted {wanted(fault)}, got {shown(fault['input'])}"
 
 
 def parse_models(models: list[str] | str) -> dict[str, str]:

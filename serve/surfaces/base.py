@@ -9,9 +9,9 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import orjson
 import pydantic
@@ -20,7 +20,7 @@ from fastapi import Request, Response
 from bert_core.checks import Range, ranges_of
 from bert_core.errors import InputError, TooLongError
 from bert_core.tasks.base import Parameters
-from bert_core.wording import as_json, nearest, one_of, shortened, shown
+from bert_core.wording import nearest, one_of, shortened, shown
 from serve.model.answers import Answered
 from serve.model.card import Card
 from serve.model.shared_passes import passes_of_request
@@ -29,6 +29,7 @@ from serve.observe.records import Spent, record_of
 from serve.observe.tracing import add_spans
 from serve.request.accept import chosen
 from serve.request.auth import Caller
+from serve.request.complaint import complaint
 from serve.request.errors import (
     CodingError,
     DeadlineError,
@@ -39,7 +40,6 @@ from serve.request.errors import (
 )
 from serve.request.inflating import CODINGS
 from serve.request.limits import Limits, check_size
-from serve.request.wanted import wanted
 
 if TYPE_CHECKING:
     from serve.model.model import Model
@@ -282,60 +282,7 @@ def read(shape: type[Shape], body: bytes) -> Shape:
     try:
         return shape.model_validate(value)
     except pydantic.ValidationError as error:
-        raise RequestError(complaint(shape, error)) from error
-
-
-def complaint(shape: type[Body], error: pydantic.ValidationError) -> str:
-    """The first fault of a body."""
-    faults = error.errors(include_url=False)
-    # A misspelt key is missing under its right name too: the misspelling is what to report.
-    misspelt = [each for each in faults if each["type"] == "extra_forbidden"]
-    empty = [each for each in faults if each["type"] == "too_short"]
-    texts = [each for each in faults if each["type"] == "string_type"]
-    # Of the kinds of values that there may be, the one that it comes nearest to.
-    fault = max(misspelt or empty or texts or faults, key=lambda each: len(each["loc"]))
-    if fault["type"] in ("extra_forbidden", "missing"):
-        *above, key = fault["loc"]
-        holder, place = _holder(shape, above)
-        where = place or "the body"
-        if fault["type"] == "missing":
-            return f"{where}: wanted the key {as_json(key)}, it is missing"
-        names = [field.alias or name for name, field in holder.model_fields.items()]
-        got = f"{as_json(key)}{nearest(str(key), names)}"
-        return f"{where}: wanted some of {', '.join(names)}, got {got}"
-    _, where = _holder(shape, fault["loc"])
-    if fault["type"] == "too_short":
-        return f"{where}: wanted at least one text, got an empty list"
-    return f"{where}: wanted {wanted(fault)}, got {shown(fault['input'])}"
-
-
-def _holder(shape: type[Body], path: Sequence[int | str]) -> tuple[type[Body], str]:
-    """The innermost body on the way to a fault, and the way, without the types that a value may
-    have, which pydantic names between the keys."""
-    named, kinds = "", [shape]
-    for part in path:
-        inside = next((kind for kind in kinds if kind.__name__ == part), None)
-        if inside is not None:
-            shape = inside
-        elif not _names_a_type(part):
-            named += f".{part}" if named else str(part)
-            if isinstance(part, str) and (field := shape.model_fields.get(part)) is not None:
-                kinds = list(_bodies(field.annotation))
-                shape = kinds[0] if len(kinds) == 1 else shape
-    return shape, named
-
-
-def _bodies(annotation: Any) -> Iterator[type[Body]]:
-    """The bodies in a field's type."""
-    if isinstance(annotation, type) and issubclass(annotation, Body):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _bodies(part)
-
-
-def _names_a_type(part: int | str) -> bool:
-    """Whether this part of a fault's place is one of the types that a value may have."""
-    return isinstance(part, str) and (part in ("str", "int") or "[" in part)
+        raise RequestError(complaint(error, shape)) from error
 
 
 _CHECKED: dict[type[Parameters], type[pydantic.BaseModel]] = {}
@@ -367,11 +314,7 @@ def parameters_of(kind: type[Parameters], values: Mapping[str, Any], where: str 
     try:
         known = checked(kind).model_validate(values)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        raise RequestError(
-            f"{where}{name}: wanted {wanted(first)}, got {shown(first['input'])}"
-        ) from error
+        raise RequestError(f"{where}{complaint(error)}") from error
     return kind(**known.model_dump(exclude_unset=True))
 
 

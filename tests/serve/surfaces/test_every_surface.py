@@ -14,8 +14,9 @@ import pytest
 from bert_core.errors import InputError
 from bert_core.tasks.base import Parameters
 from bert_core.tasks.catalog import TASKS
+from serve.request.complaint import complaint
 from serve.request.errors import RequestError
-from serve.surfaces.base import Body, Surface, checked, complaint, parameters_of
+from serve.surfaces.base import Body, Surface, checked, parameters_of
 from serve.surfaces.catalog import SURFACES
 
 MESSAGE: dict[str, Callable[[Any], str]] = {
@@ -120,7 +121,7 @@ def test_a_value_of_another_kind_is_told_what_was_wanted(field: Field) -> None:
         try:
             field.shape.model_validate(value)
         except pydantic.ValidationError as error:
-            told = complaint(field.shape, error)
+            told = complaint(error, field.shape)
             assert ": wanted " in told
             assert "Input should" not in told
             for fault in error.errors():  # whichever of them is told
@@ -128,7 +129,7 @@ def test_a_value_of_another_kind_is_told_what_was_wanted(field: Field) -> None:
                     "a", [{"type": fault["type"], "loc": fault["loc"], "input": fault["input"],
                            "ctx": fault.get("ctx", {})}]
                 )  # fmt: skip
-                assert "Input should" not in complaint(field.shape, alone)
+                assert "Input should" not in complaint(alone, field.shape)
 
 
 @pytest.mark.parametrize("name", TASKS)
