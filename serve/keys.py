@@ -15,9 +15,9 @@ class KeysConfig:
     """Create, list or revoke API keys: `raybert serve keys create NAME --keys FILE`."""
 
     what: Literal["create", "list", "revoke"]
-    """What to do; may be given without its name, first."""
+    """The action; may be given without its name, first."""
     name: str | None = None
-    """Whose key; may be given without its name, second."""
+    """Name of the key's owner; may be given without its name, second."""
     keys: str
     """The file of keys, a path or a URI, that `raybert serve --keys` is given. It holds hashes."""
     models: str | None = None

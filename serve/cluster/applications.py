@@ -1,4 +1,4 @@
-"""Which applications Ray Serve is to run for a config, and Ray Serve's own start and end."""
+"""The Ray Serve applications of a config, and starting and stopping Ray Serve itself."""
 
 import io
 import time
@@ -28,8 +28,8 @@ from serve.versions.plan import ACCESS, LIMITS, PLAN, Access, Deployable, Plan
 from tracking.store.server import tracking_uri
 
 HEALTH_CHECK_PERIOD_S = 2.0
-"""How often Serve asks a replica for its health, which is how it notices that one has died. The
-question costs nothing while passes succeed; with Serve's 10 s, so long no replica may be there."""
+"""Interval of Serve's health checks, by which it notices that a replica has died. A check costs
+nothing while passes succeed; by Serve's default, a model may lack a replica for 10 s."""
 HEALTH_CHECK_TIMEOUT_S = 12.0
 """How long Serve waits for the answer. After three in a row that do not come, as from a process
 that is stopped, it ends the replica, and HAProxy asks another one; with Serve's 30 s, clients would
@@ -46,12 +46,12 @@ class Deployed:
     prefix: str | None
     deployment: str
     application: str
-    """Its name in `serve.cluster.deployments`."""
+    """Name of the application in `serve.cluster.deployments`."""
     options: Mapping[str, Any]
-    """Of the deployment, as in a Serve config file."""
+    """Options of the deployment, as in a Serve config file."""
 
     def target(self) -> ray_serve.RunTarget:
-        """To be run by this process."""
+        """The application for this process to run."""
         options = dict(self.options)
         if "backpressure_config" in options:
             options["backpressure_config"] = BackpressureConfig(**options["backpressure_config"])
@@ -59,7 +59,7 @@ class Deployed:
         return ray_serve.RunTarget(kind.bind(), self.name, self.prefix)
 
     def entry(self) -> dict[str, Any]:
-        """In a Serve config file."""
+        """The application's entry in a Serve config file."""
         return {
             "name": self.name,
             "route_prefix": self.prefix,
@@ -69,7 +69,7 @@ class Deployed:
 
 
 def applications(config: ServeConfig, models: Mapping[str, Deployable]) -> list[Deployed]:
-    """What is to be deployed for these models."""
+    """The applications to deploy for these models: theirs, the front and the comparisons."""
     settings = models_of(config)
     first = sorted(models, key=lambda name: name != config.default)
     at_front = {
@@ -97,7 +97,7 @@ def applications(config: ServeConfig, models: Mapping[str, Deployable]) -> list[
 
 
 def server_settings(config: ServeConfig) -> dict[str, Any]:
-    """What only a new start of Ray Serve can change."""
+    """The settings that change only when Ray Serve is started again."""
     names = ("host", "port", "haproxy", "otlp_endpoint", "trace_share")
     settings = {name: getattr(config, name) for name in names}
     return {**settings, "tls_certificate": certificate(config.tls_certificate)}
@@ -200,7 +200,7 @@ def log_settings(log_format: str) -> dict[str, Any]:
 
 
 def access(path: str | None) -> Access | None:
-    """Where the keys are, which can be read here; None without. Raises: see `auth.read_keys`."""
+    """Where the keys are, after reading them once; None without. Raises: see `auth.read_keys`."""
     if path is None:
         return None
     auth.read_keys(path)

@@ -1,4 +1,4 @@
-"""Whether a Ray cluster has room for models: Ray Serve would wait forever for what is missing."""
+"""Checks that a Ray cluster has room for models: Ray Serve would wait forever for resources."""
 
 import math
 from collections import Counter
@@ -90,7 +90,7 @@ def _wanted(kind: Kind, models: Mapping[str, ModelConfig], *, together: bool) ->
 
 
 def _breakdown(kind: Kind, models: Mapping[str, ModelConfig], *, together: bool) -> str:
-    """How the number comes about."""
+    """How the number is made up."""
     parts = {
         name: f"num_replicas {model.num_replicas} × {_field(kind, model)} "
         f"{_per_replica(kind, model):g}"

@@ -1,4 +1,4 @@
-"""A cluster that serves on its own: what it serves is applied, shown and stopped."""
+"""`--apply`, `--status` and `--stop`, for a cluster that serves on its own."""
 
 import logging
 import time
@@ -30,11 +30,11 @@ from serve.observe import tracing
 from serve.versions.plan import find
 
 APPLY_TIMEOUT_S = 600.0
-"""How long models that are applied may take to load."""
+"""Time that models may take to load after a config is applied."""
 LISTING_TIMEOUT_S = 30.0
 POLL_S = 0.5
 ASKED_PER_REPLICA = 4
-"""How often every replica is asked, on average, whether it serves what was applied."""
+"""Times that each replica is asked, on average, whether it serves the config that was applied."""
 
 
 def apply(config: ServeConfig) -> None:
@@ -219,7 +219,7 @@ def _not_running(names: Sequence[str]) -> dict[str, str]:
 
 
 def _most_replicas() -> int:
-    """Of any model."""
+    """The most replicas that any model may have."""
     return max(
         sum(each.replica_states.values())
         for application in ray_serve.status().applications.values()

@@ -1,5 +1,5 @@
-"""The deployments of Ray Serve: a model's replicas, the front, both in one process, and what
-compares candidates.
+"""The Ray Serve deployments: replicas of a model, the front, both in one process, and what records
+comparisons.
 
 What they serve is in their `user_config`, so that Serve can change it while they run
 (`reconfigure`) and a config file for `serve deploy` can hold it. `serve.http.app` defines the
@@ -40,11 +40,11 @@ FRONT, COMPARISONS = "front", "comparisons"
 MODEL, RECORD = "model", "record"
 """The deployments of a model's application, and of the comparisons'."""
 TASKS_TTL_S = 10.0
-"""How long the front relies on what a model has said it can do, if it answers."""
+"""Time for which the front relies on the tasks that a model has named, if the model answers."""
 CARD_TIMEOUT_S = 2.0
-"""How long the front waits for that if it knows what the model could do before."""
+"""Time that the front waits for a model's tasks if it knows earlier ones."""
 REPORT_EVERY_S = 5.0
-"""How often a replica passes on how its candidate compares."""
+"""Interval at which a replica reports how its candidate compares."""
 
 
 def application_name(model: str) -> str:

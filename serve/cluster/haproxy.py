@@ -1,4 +1,4 @@
-"""Ray Serve's settings, behind HAProxy or not, and ports and files private to us.
+"""Ray Serve's settings, with and without HAProxy, and the ports and files that are private to us.
 
 Ray reads these settings as environment variables of Serve's processes. They are passed to Serve's
 controller, whose children inherit them, so that a cluster needs no preparation and two servers on
@@ -30,7 +30,7 @@ COMMON = {
     # keeps it from other replicas.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
 }
-"""With HAProxy and without."""
+"""Settings both with HAProxy and without."""
 # NOTE: short, since a Unix socket's path is limited to 108 bytes and Ray adds a node id of 56.
 _FOLDER = Path(f"/tmp/raybert-haproxy-{os.getuid()}")
 

@@ -1,4 +1,4 @@
-"""Starts HAProxy in place of Ray Serve, with what Ray's config of it lacks.
+"""Starts HAProxy for Ray Serve, after adding to the config that Ray has written for it.
 
 Ray runs the program that `RAY_SERVE_HAPROXY_BINARY_PATH` names, `raybert-haproxy`, with the config
 that it has just written. This rewrites that config, asks the kernel to stop HAProxy when its parent
@@ -52,11 +52,11 @@ HOST = "RAYBERT_HOST"
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 PR_SET_PDEATHSIG = 1
 SLOW_REQUEST_S = 15
-"""How long headers and the first 16 kB of a body may take to arrive."""
+"""Time within which headers and the first 16 kB of a body must arrive."""
 RETRY_AFTER_S = 2
 SILENT_S = 6
-"""How long the host of a replica may acknowledge nothing, neither a request nor, while a replica
-computes, that it is there."""
+"""Time for which a replica's host may acknowledge nothing: neither a request nor, while the replica
+computes, a keep-alive probe."""
 PATIENCE = "RAYBERT_REPLICA_PATIENCE_S"
 """Environment variable with `WITHOUT_REPLICA_S`."""
 
@@ -69,17 +69,17 @@ def patience_s(text: str) -> int:
 
 
 WITHOUT_REPLICA_S = patience_s(os.environ.get(PATIENCE, "30"))
-"""How long a request waits for a model of which no replica is there."""
+"""Time that a request waits for a model that has no replica."""
 ERRORS = "raybert"
 """Name of the section with our error responses."""
 LOG_FORMAT = "%ci:%cp [%tr] %ft %b/%s %TR/%Tw/%Tc/%Tr/%Ta %ST %B %tsc %ac/%fc/%bc/%sc/%rc %HM"
-"""HAProxy's own, `httplog`, without headers and path."""
+"""HAProxy's own format, `httplog`, without headers and path."""
 CONNECTIONS = 4096
-"""How many connections HAProxy is to hold at once: Ray's own default."""
+"""Connections that HAProxy holds at once: Ray's own default."""
 DESCRIPTORS_PER_CONNECTION = 2.5
-"""Its two sockets, and the two ends of a pipe for one in four, for splicing."""
+"""Two sockets, and for one connection in four the two ends of a pipe, for splicing."""
 OTHER_DESCRIPTORS = 256
-"""Of listeners, logs, threads and health checks, rounded up."""
+"""Descriptors of listeners, logs, threads and health checks, rounded up."""
 DESCRIPTORS = int(CONNECTIONS * DESCRIPTORS_PER_CONNECTION) + OTHER_DESCRIPTORS
 METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 METHOD = "txn.raybert_method"
@@ -126,7 +126,7 @@ _IS_STOPPING = _answer(503, "not_ready", "the server is stopping: try again, or 
 
 
 def possible_connections() -> int:
-    """How many connections HAProxy can hold at once by this machine's hard limit of descriptors."""
+    """Connections that this machine's hard limit of descriptors lets HAProxy hold at once."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize

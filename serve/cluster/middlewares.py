@@ -1,4 +1,4 @@
-"""What Ray Serve puts around all of its own, in each process that has an HTTP server."""
+"""The middlewares that Ray Serve puts around applications in every process that serves HTTP."""
 
 from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.context import _get_internal_replica_context
@@ -11,8 +11,8 @@ from serve.cluster.plain_text import JSONErrors, ReadableHeaders
 
 
 def middlewares() -> list[Middleware]:
-    """For Ray Serve, which calls this by the name that `serve.cluster.haproxy` gives it. The last
-    is the outermost."""
+    """The middlewares, the outermost last. Ray Serve calls this by the name that
+    `serve.cluster.haproxy` gives it."""
     is_replica = _get_internal_replica_context() is not None
     # Behind HAProxy, Serve's own proxy only gets what has no replica; else it gets everything.
     is_fallback = RAY_SERVE_ENABLE_HA_PROXY and not is_replica

@@ -1,4 +1,4 @@
-"""The models of one process, which change with their plans while they answer."""
+"""The models of one process, each kept at its plan while it answers."""
 
 import asyncio
 import logging

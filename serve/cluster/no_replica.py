@@ -1,7 +1,7 @@
-"""Serve's own proxy, which takes the requests of a model that has no replica, gives up on them.
+"""Makes Serve's fallback proxy answer 503 after 30 s if a model has no replica.
 
-By itself it waits for a replica for as long as it takes. HAProxy cannot end that: it knows one
-timeout for a backend, whichever of its servers a request has gone to, and a model may take longer.
+By itself the proxy waits for a replica for as long as it takes. HAProxy cannot end that: it has one
+timeout per backend, whichever server a request has gone to, and a model may take longer.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from serve.cluster.haproxy_launcher import RETRY_AFTER_S, WITHOUT_REPLICA_S
 
 
 class GivesUp:
-    """Answers 503 where no answer has begun in time."""
+    """Answers 503 if no response has begun in time."""
 
     def __init__(self, app: ASGIApp, after_s: float = WITHOUT_REPLICA_S) -> None:
         self._app, self._after_s = app, after_s

@@ -1,7 +1,7 @@
-"""A response leaves its process whole: head and body in one write.
+"""Sends a response's head and body in one write.
 
-uvicorn writes the head first. A client of a process that is killed between the two gets the head of
-an answer that never comes, and HAProxy can no longer send the request to another replica.
+uvicorn writes the head first. If a process is killed between the two, the client has the head of a
+response that never comes, and HAProxy can no longer send the request to another replica.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class OneWrite:
-    """Has the head of a response wait for the first part of its body."""
+    """Holds back the head of a response until the first part of its body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

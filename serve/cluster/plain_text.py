@@ -1,8 +1,8 @@
-"""What Ray Serve itself says to clients, as JSON, and the headers that it can read.
+"""Turns Ray Serve's own plain-text errors into JSON, and drops headers that it cannot read.
 
-Serve answers in plain text where our applications are not reached: a path of no application (404,
-which clients take for permanent, although the server is only starting or stopping), a process that
-drains, too many requests, an exception.
+Serve answers in plain text if a request does not reach our applications: for a path of none (404,
+which clients take for permanent, although the server is only starting or stopping), in a process
+that drains, for too many requests, after an exception.
 """
 
 import json

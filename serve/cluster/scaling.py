@@ -1,5 +1,5 @@
-"""How many replicas a model gets: by the tokens that wait, which show its load where the number of
-requests does not. Ray Serve pickles this module by value: it must not import others of ours."""
+"""Scales a model's replicas by queued tokens, which show its load where the number of requests does
+not. Ray Serve pickles this module by value: it must not import others of ours."""
 
 import math
 from typing import Any

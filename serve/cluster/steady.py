@@ -1,4 +1,4 @@
-"""Waiting until a server on this machine answers reliably."""
+"""Waits until a server on this machine answers reliably."""
 
 import http.client
 import ssl
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from bert_core.errors import ResourceError
 
 STEADY_S = 1.0
-"""How long a server must answer over one connection to count as steady."""
+"""Time for which a server must answer over one connection to count as steady."""
 STEADY_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 15.0
 

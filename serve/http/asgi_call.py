@@ -1,4 +1,4 @@
-"""A request to an ASGI app in this process, without a socket: the front's calls to a model."""
+"""Calls an ASGI app in this process, without a socket, as the front calls a model."""
 
 import asyncio
 from collections.abc import Sequence

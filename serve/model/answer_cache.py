@@ -1,7 +1,7 @@
-"""Answers that were computed before, by digest, task, parameters and input.
+"""A cache of answers by digest, task, parameters and input.
 
-An answer is a function of these alone, so that a kept one is the one that would be computed. It is
-kept as JSON: its size is known, and whoever gets an answer gets a copy of their own.
+An answer is a function of these alone, so a cached answer is the one that would be computed. It is
+kept as JSON, so that its size is known and every request gets a copy of its own.
 """
 
 import json
@@ -20,13 +20,13 @@ from bert_core.tasks.shapes import Row
 
 KEY_BYTES = 32
 ENTRY_BYTES = 640
-"""What an entry takes at most besides its answer: the key, four objects, and its places in two
-tables, which double when they are full (`tests/serve/model/test_answer_cache.py` measures it)."""
+"""The most memory that an entry takes besides its answer: the key, four objects, and its places in
+two tables, which double when full (`tests/serve/model/test_answer_cache.py` measures it)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedAnswer:
-    """The answer to an input, and what a request with it is held to."""
+    """The answer to an input, and its share in the limits of a request."""
 
     packed: bytes
     """The answer, and where texts of the input were cut."""
@@ -49,7 +49,7 @@ class CachedAnswer:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in a cache, at most."""
+        """The most memory that it takes in a cache."""
         return len(self.packed) + ENTRY_BYTES
 
 
@@ -64,11 +64,11 @@ class AnswerCache:
 
     @property
     def size_bytes(self) -> int:
-        """What its entries take, at most."""
+        """The most memory that its entries take."""
         return self._size_bytes
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, CachedAnswer]:
-        """Those of the entries that there are."""
+        """The entries that exist, by key."""
         hits = {}
         with self._lock:
             for key in keys:

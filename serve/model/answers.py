@@ -1,4 +1,4 @@
-"""A model's answers to a request, what they took, and what the cache keeps of them."""
+"""A model's answers to a request, their cost, and their form in the cache."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,30 +16,30 @@ MOST_CUT = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """Answers to a request, and what they took."""
+    """Answers to a request, and their cost."""
 
     answers: list[Any]
     """One per input, in the task's own schema."""
     tokens: int
     """Tokens that were read, special ones included."""
     cut: list[CutPlace]
-    """Where texts were cut, of the first `MOST_CUT` of them."""
+    """Where texts were cut, for the first `MOST_CUT` of them."""
     tokenize_s: float
     queue_s: float
-    """How long the last of the windows waited for its pass."""
+    """Time that the last window waited for its pass."""
     compute_s: float
     hits: int | None = None
-    """How many answers came from the cache; None without one."""
+    """Answers that came from the cache; None without one."""
 
     @property
     def model_s(self) -> float:
-        """How long the model took, waiting included."""
+        """Time that the model took, waiting included."""
         return self.tokenize_s + self.queue_s + self.compute_s
 
 
 @dataclass(frozen=True)
 class Computed:
-    """Answers, and what they were computed from."""
+    """Answers, with the windows and scores that they were computed from."""
 
     answered: Answered
     windows: list[Window]
@@ -55,7 +55,7 @@ NOTHING = Computed(
 
 
 def entries_of(computed: Computed) -> list[CachedAnswer]:
-    """What the cache keeps of each row."""
+    """The cache entry of each row."""
     windows: list[list[Window]] = [[] for _ in computed.answered.answers]
     numbers = [0] * len(windows)
     for window, size in zip(computed.windows, computed.numbers, strict=True):

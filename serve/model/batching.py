@@ -106,7 +106,7 @@ class Batcher(Generic[Item, Answer]):
 
     @property
     def running_s(self) -> float:
-        """How long the current batch has been running; 0 if none is."""
+        """Time for which the current batch has been running; 0 if none is."""
         return 0.0 if self._began_s is None else time.monotonic() - self._began_s
 
     @property
@@ -210,7 +210,7 @@ class Batcher(Generic[Item, Answer]):
         return self._remove(*widest_slice(lengths, start, self._max_batch_tokens))
 
     def _left_s(self, oldest: _Waiting[Item, Answer]) -> float:
-        """How long the next batch may still wait for more items; 0 or less: it starts now."""
+        """Time that the next batch may still wait for more items; 0 or less: it starts now."""
         full = self._waiting_tokens >= self._max_batch_tokens
         if full or len(self._by_length) >= self._last_size:
             return 0.0

@@ -1,4 +1,4 @@
-"""A model as clients and the front see it, whichever process it is in."""
+"""A model as clients and the front see it, in whatever process it runs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ class Card:
     """The model's name here."""
     object: str = "model"
     created: int
-    """When it was loaded, in seconds since 1970."""
+    """Time at which the model was loaded, in seconds since 1970."""
     owned_by: str = "raybert"
     version: str | None
-    """Its version in the registry, if it comes from there."""
+    """Version in the registry, if the model comes from there."""
     task: str
     """Hugging Face's name for the task."""
     also: list[str]
@@ -46,7 +46,7 @@ class Card:
     metrics: dict[str, float]
     """Metrics stored in the bundle: its evaluation by the stage that made it."""
     lineage: list[Ancestor]
-    """What it was made from, from the first ancestor to the model itself."""
+    """The models that it was made from, from the first ancestor to itself."""
     digest: str
     """sha256 of the bundle: servers with equal digests, backend and precision give equal
     answers."""
@@ -54,27 +54,27 @@ class Card:
     """sha256 of the encoder's config and weights, its pooler left out: models of one process with
     equal ones share passes. None if the backend does not tell encoder and head apart."""
     backend: str
-    """What computes: torch, or an engine for graphs."""
+    """`torch`, or the engine that runs its graph."""
     precision: str
-    """Of its matrix products."""
+    """Precision of matrix products."""
     max_tokens: int
     """Maximum tokens of a text, special ones included; longer texts are cut, or read in windows."""
     limits: Limits
     note: str | None = None
-    """What to know about its answers, if anything."""
+    """Advice on its answers, if there is any."""
     state: State = "ready"
     candidate: CandidateCard | None = None
     problem: str | None = None
-    """Why the version that its alias points to is not the one that answers, or why that is not
-    known; None if it is."""
+    """Why another version answers than the one that its alias points to, or why that is not known;
+    None if all is well."""
     changed: str | None = None
-    """What clients must know of the version that took over last: it has other labels, or its
-    vectors cannot be compared with those before; None for nothing."""
+    """How answers changed with the last version that took over: it has other labels, or its vectors
+    cannot be compared with earlier ones. None if they did not."""
 
 
 @dataclass(frozen=True)
 class Response:
-    """An HTTP response as it is passed on to the client."""
+    """An HTTP response for the client."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -102,4 +102,4 @@ class ServedModel(ABC):
     async def request(
         self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
     ) -> Response:
-        """What the model answers at one of its paths, which is percent-encoded, with its query."""
+        """The model's response at one of its paths, which is percent-encoded, with its query."""

@@ -1,4 +1,4 @@
-"""What a client must know when another version of a model takes over, besides its digest.
+"""Changes of a model's answers, besides their numbers, that clients must know of.
 
 Answers of two versions differ in numbers. But other labels are other answers, which a client's code
 may not know, and vectors of two versions cannot be compared: an index must be made again.
@@ -33,7 +33,7 @@ class Version(Protocol):
 
 
 def change_between(former: Version, model: Version) -> Change | None:
-    """What of the answers is of another kind; None for nothing."""
+    """The kind of answers that changed; None if none did."""
     if former.digest == model.digest:
         return None
     if former.task.labels != model.task.labels:
@@ -57,7 +57,7 @@ def told(change: Change, former: Version, model: Version) -> str:
 
 
 def difference(before: Sequence[str], after: Sequence[str]) -> str:
-    """How one list of labels differs from another."""
+    """The difference between two lists of labels, in words."""
     parts = [
         f"{what} {shortened(', '.join(labels))}"
         for what, labels in (

@@ -1,7 +1,7 @@
-"""What a served model was made from, as far as its bundle says so.
+"""The ancestors and data of a served model, as far as its bundle records them.
 
-Configs are left out, and data is named without its folder: clients shall not learn where files are
-on the machines that a model was made on.
+Configs are left out, and data is named without its folder: clients must not learn where files were
+on the machines that trained a model.
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ class Data:
     """Rows, a corpus or a vocabulary that a model was made from."""
 
     name: str
-    """What it was to the model: `train`, `held_out`, `vocabulary`, …"""
+    """Role of the data: `train`, `held_out`, `vocabulary`, …"""
     digest: str | None
     source: str | None
     """A data set of the Hugging Face hub by its id, anything else by its last name."""
     counts: dict[str, int]
-    """Its rows, tokens or documents."""
+    """Number of rows, tokens or documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +29,14 @@ class Ancestor:
     """A model from which another was made, or the model itself."""
 
     digest: str
-    """Of its bundle."""
+    """Digest of the bundle."""
     stage: str | None
     """The stage that made it; None if that was not raybert."""
     stage_digest: str | None
-    """Of that stage's config and inputs, which is also in its manifest and its MLflow run."""
+    """Digest of the stage's config and inputs, as in its manifest and its MLflow run."""
     code_version: str | None
     hub: str | None
-    """Where it is on the Hugging Face hub, as `owner/name@commit`."""
+    """Name on the Hugging Face hub, as `owner/name@commit`."""
     teacher: str | None
     """Digest of the model that it was distilled from."""
     from_scratch: bool

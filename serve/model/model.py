@@ -1,4 +1,4 @@
-"""One model that serves many clients: `Predictor`s of one bundle whose passes a `Batcher` fills."""
+"""One model for many clients: the `Predictor`s of a bundle, whose passes a `Batcher` fills."""
 
 import asyncio
 import logging
@@ -51,7 +51,7 @@ FAILURES = 3
 """Requests in a row that must fail before the model itself is considered at fault."""
 
 ALLOCATORS = ("DefaultCPUAllocator", "Failed to allocate memory", "bad_alloc", "bad allocation")
-"""What messages of torch's and the engines' RuntimeErrors contain if there is no memory left."""
+"""Parts of the RuntimeErrors that torch and the engines raise if no memory is left."""
 
 RANGES_OF_BATCH = (
     "The 8 bits of this model take their range from each batch, so that an answer depends a little "
@@ -142,7 +142,7 @@ class Model:
         self._in_progress, self._is_retired = 0, False
         self._closing: asyncio.Task[None] | None = None
         self.verdict: Verdict = "untried"
-        """What requests have shown it to be; readiness checks do not count."""
+        """How its requests have gone; readiness checks do not count."""
         self.when_judged: Callable[[], None] = lambda: None
         """Called on the event loop when the verdict changes."""
         self._failures = 0
@@ -157,8 +157,8 @@ class Model:
 
     @property
     def version_label(self) -> str:
-        """What tells its weights apart in metrics and logs: the version in the registry, or else
-        the first 12 digits of the digest."""
+        """The label of its weights in metrics and logs: the version in the registry, or else the
+        first 12 digits of the digest."""
         return self.version or self.digest[:12]
 
     @property
@@ -422,7 +422,7 @@ class Model:
             )
 
     def _notes(self) -> Iterator[str]:
-        """What to know about its answers."""
+        """Advice on its answers."""
         if self.predictor.bundle.ranges_of_batch:
             yield RANGES_OF_BATCH
         if gives_vectors(self):

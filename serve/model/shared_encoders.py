@@ -1,4 +1,4 @@
-"""Encoders of this process: equal ones have their weights in memory once."""
+"""Keeps the weights of equal encoders in a process in memory once."""
 
 from weakref import WeakValueDictionary
 
@@ -9,7 +9,7 @@ from bert_core.model.encoder import Encoder
 from bert_core.model.sharing import encoder_digest
 
 _PARTS: WeakValueDictionary[tuple[str, torch.device, str], nn.Module] = WeakValueDictionary()
-"""The modules of encoders, for as long as any encoder has them."""
+"""The modules of encoders, for as long as an encoder uses them."""
 
 
 def share(encoder: Encoder) -> str:
@@ -31,7 +31,8 @@ def share(encoder: Encoder) -> str:
 
 
 def _still_equal(part: nn.Module, known: nn.Module | None) -> bool:
-    """Whether a module is there, and as it was loaded: damage is not to spread."""
+    """Whether a module still exists with the weights that it was loaded with; damage must not
+    spread."""
     if known is None:
         return False
     return all(map(torch.equal, part.state_dict().values(), known.state_dict().values()))

@@ -1,4 +1,4 @@
-"""One request to several models: what they read alike goes once through an encoder that they share.
+"""Shares passes between the models of one request: texts that they read alike are encoded once.
 
 Each model answers its part of the request like any other, with its own limits, cache and candidate.
 Only the passes are shared: they wait until every part has its windows.

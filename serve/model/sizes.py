@@ -1,4 +1,4 @@
-"""Sizes of requests and windows: what the event loop may handle itself, and what limits count."""
+"""Sizes of requests and windows: how much the event loop handles itself, and how limits count."""
 
 from typing import Any
 

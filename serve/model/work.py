@@ -126,7 +126,7 @@ class Lookup:
 
     work: Work
     keys: list[bytes]
-    """Of each row."""
+    """Key of each row."""
     cached: dict[bytes, CachedAnswer]
     missing: dict[bytes, Row]
     """The other rows, equal ones once."""

@@ -1,6 +1,6 @@
-"""Metrics by Ray Serve's own means, and the page that has those of all nodes.
+"""Metrics through Ray's agents, and the page that shows those of all nodes.
 
-Every process hands what it counts to its node's agent, within `metrics_report_interval_ms` (10 s),
+Every process hands its counts to its node's agent, within `metrics_report_interval_ms` (10 s),
 and the agents export them. Names get the prefix `ray_`, and counters the suffix `_total`. An agent
 knows values by bucket alone, so that a histogram's `_sum` is approximate. Gauges that are not set
 again vanish after two intervals, those of a lost process too.
@@ -31,10 +31,10 @@ SHOWN = (f"ray_{PREFIX}_", "ray_serve_")
 HIDDEN = re.compile(r"otel_scope_\w+|Component|SessionName|Version")
 """Labels that the page leaves out: the same for all, and `Version` is Ray's."""
 SAMPLE_S = 1.0
-"""How often models are looked at, and what requests took is passed on to Ray, which takes 0.1 ms
-per request: too long for the event loop."""
+"""Interval at which models are sampled and records of requests go to Ray, which takes 0.1 ms each:
+too long for the event loop."""
 NODE_TIMEOUT_S = 5.0
-"""How long the page waits for a node."""
+"""Time that the page waits for a node."""
 
 # From the fastest tiny model to the longest deadline.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -45,7 +45,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """What Prometheus sees of one number, after the prefix."""
+    """A metric as Prometheus sees it, without the prefix."""
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
@@ -53,7 +53,7 @@ class Metric:
     labels: Any = MODEL
     """Names; Ray's annotation is that of a tuple of one."""
     boundaries: tuple[float, ...] = ()
-    """Of a histogram's buckets."""
+    """Upper bounds of a histogram's buckets."""
 
     def create(self) -> Any:
         """Ray's metric, in this process."""
@@ -196,8 +196,8 @@ class RayRecorder(Recorder):
 
 
 async def exported() -> str:
-    """What the agents of all nodes of this process's cluster export of ours and of Ray Serve's, in
-    Prometheus' text format."""
+    """Our metrics and Ray Serve's from the agents of all nodes of this cluster, in Prometheus' text
+    format."""
     nodes = await asyncio.to_thread(ray.nodes)
     return await gathered([_url(node) for node in nodes if node["Alive"]])
 

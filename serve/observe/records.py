@@ -1,4 +1,4 @@
-"""What is kept of requests and passes, for metrics, the log and traces: never a text.
+"""Records of requests and passes, for metrics, the log and traces; never of a text.
 
 `Observed` wraps an application, and handlers add what they know to `record_of(request)`. A
 `Recorder` is told the rest; the one here does nothing, so that models and routes need no Ray. Log
@@ -32,7 +32,7 @@ _KEY = "raybert.record"
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What the answers to a request took."""
+    """Tokens and times that the answers to a request took."""
 
     tokens: int
     """Tokens that were read, special ones included."""
@@ -43,7 +43,7 @@ class Spent:
 
 @dataclass(kw_only=True)
 class RequestRecord:
-    """What is known of a request. Every value is from a small set, but for numbers and the id."""
+    """The record of a request. Every value is from a small set, but for numbers and the id."""
 
     method: str
     request_id: str | None = None
@@ -58,7 +58,7 @@ class RequestRecord:
     spent: Spent | None = None
     is_probe: bool = False
     was_forwarded: bool = False
-    """Whether another application answers it, which records it then."""
+    """Whether another application answers the request, and so records it."""
     began_s: float = field(default_factory=time.perf_counter)
     total_s: float = 0.0
 
@@ -117,7 +117,7 @@ NO_RECORDER = Recorder()
 
 
 def record_of(request: Request) -> RequestRecord:
-    """What is known of a request so far, for its handler to add to."""
+    """The record of a request, for its handler to add to."""
     return request.scope[_KEY]
 
 

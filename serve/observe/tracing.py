@@ -15,7 +15,7 @@ from serve.observe.records import Spent
 EXPORTER = "serve.observe.tracing:exporter"
 PACKAGE = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 PATH = "/v1/traces"
-"""Where OTLP's collectors take traces."""
+"""Path at which OTLP's collectors take traces."""
 
 
 def check(endpoint: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The header `Accept` (RFC 9110, section 12.5.1): which of several media types a client wants."""
+"""Chooses a media type by the header `Accept` (RFC 9110, section 12.5.1)."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _QUALITY = re.compile(r"0?\.\d+|0\.?|1(\.0*)?")
 _KIND = re.compile(r"[\w!#$&^.+-]+/([\w!#$&^.+-]+|\*)|\*/\*")
 
 Precision = tuple[int, int]
-"""How much an entry says of a type: of its name, and of its parameters."""
+"""How precisely an entry names a type: parts of its name, and parameters."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class _Type:
     quality: float = 1.0
 
     def fits(self, offer: "_Type") -> Precision | None:
-        """How precisely it means what is offered; None if it means another."""
+        """How precisely it names what is offered; None if it names another type."""
         (group, name), (offered_group, offered_name) = (
             each.kind.split("/") for each in (self, offer)
         )

@@ -37,7 +37,7 @@ logger = logging.getLogger("ray.serve")
 
 VERSION = 1
 REREAD_S = 5.0
-"""How often a replica looks whether the file has changed."""
+"""Interval at which a replica checks whether the file has changed."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]*")
 _KEY = re.compile(r"rb-([A-Za-z0-9_.]+)-([A-Za-z0-9_-]{43})")
 _NOBODY = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
@@ -50,9 +50,9 @@ class Key:
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = {"extra": "forbid"}
 
     name: str
-    """Whose it is; the public part of the key."""
+    """Name of its owner; the public part of the key."""
     sha256: str
-    """Of the secret."""
+    """Hash of the secret."""
     models: list[str] | None = None
     """The models that it may use; None means all."""
     expires: str | None = None
@@ -186,7 +186,7 @@ def _packed(keys: Sequence[Key]) -> bytes:
 
 @dataclass
 class _Bucket:
-    """What is left of a limit per minute."""
+    """The rest of a limit per minute."""
 
     per_minute: int
     left: float
@@ -261,10 +261,10 @@ class Keys:
     def admit(
         self, headers: Mapping[str, str], model: str | None = None, *, counts: bool = True
     ) -> Caller:
-        """Whose request it is.
+        """The caller whose key a request has.
 
         Args:
-            model: which is asked; None asks about the server.
+            model: the model that is asked; None asks about the server.
             counts: whether it counts as a request to the model.
         Raises: UnauthorizedError without a valid key; ForbiddenError for a model that the key may
             not use; OverloadedError beyond its limits; NotReadyError if which keys are valid is not

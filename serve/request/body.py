@@ -17,7 +17,7 @@ from serve.request.inflating import coding_of
 from serve.request.limits import Limits
 
 TEXT_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
-"""What a web page may post to any server without its consent."""
+"""Types that a web page may post to any server without its consent."""
 CODING = "content-encoding"
 DEADLINE = "x-request-timeout-ms"
 MAX_DIGITS = 18

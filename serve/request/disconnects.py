@@ -1,6 +1,6 @@
-"""Work for a client that has closed its connection is cancelled, whatever runs the app.
+"""Cancels the work for a client that has closed its connection, whatever runs the app.
 
-Ray Serve does so, too; uvicorn alone goes on to the end.
+Ray Serve does so too; uvicorn alone works on to the end.
 """
 
 import asyncio

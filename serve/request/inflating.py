@@ -1,25 +1,24 @@
-"""Compressed bodies of requests (RFC 9110, section 8.4.1): what comes out is limited, whatever came
-in."""
+"""Decompresses bodies of requests (RFC 9110, section 8.4.1), up to a limit of size."""
 
 import zlib
 
 from serve.request.errors import CodingError, NotJSONError
 
 CODINGS = ("gzip", "deflate")
-"""What `Content-Encoding` may say. br and zstd are not read: no client sends them unasked."""
+"""Values of `Content-Encoding`. br and zstd are not read: no client sends them unasked."""
 _FORMATS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """Content coding → zlib's number for its format: gzip's, and for deflate zlib's own."""
 MOST_MEMBERS = 64
-"""Of a gzip body, which may be several in a row."""
+"""Maximum members of a gzip body, which may have several in a row."""
 
 
 class Coding:
-    """How a body is written: as it is."""
+    """The coding of a body that is not compressed."""
 
     def feed(self, part: bytes, most: int) -> bytes:
-        """What a part of the body says; of a compressed one, `most` bytes and at most one more.
+        """A part of the body, decoded; of a compressed one, `most` bytes and at most one more.
 
-        Raises: NotJSONError if it is not written so.
+        Raises: NotJSONError if it does not have this coding.
         """
         return part
 
@@ -59,7 +58,7 @@ class _Compressed(Coding):
 
 
 def coding_of(header: str) -> Coding:
-    """How a body is written, by the value of `Content-Encoding`. Raises: CodingError."""
+    """The coding that a value of `Content-Encoding` names. Raises: CodingError."""
     names = [name for part in header.lower().split(",") if (name := part.strip()) != "identity"]
     names = [name for name in names if name]
     if not names:

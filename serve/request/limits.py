@@ -1,4 +1,4 @@
-"""How much a client may ask for."""
+"""Limits on requests, and the checks of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ class Limits:
     max_answer_bytes: PositiveInt = 64 << 20
     """Maximum size of an answer; a larger one gets 413 in its place."""
     deadline_s: PositiveFloat = 60.0
-    """How long a request may take, unless its header `X-Request-Timeout-Ms` says less."""
+    """Maximum time of a request; its header `X-Request-Timeout-Ms` may lower it."""
     body_timeout_s: PositiveFloat = 30.0
-    """How long a request's body may take to arrive; slower ones get 408."""
+    """Maximum time for a request's body to arrive; slower ones get 408."""
     max_receiving: PositiveInt = 128
     """Maximum bodies of more than 16 kB that a replica receives at once; beyond them, the one that
     has been on its way for longest gets 408. Below `max_ongoing_requests`, or those who send slowly

@@ -1,4 +1,4 @@
-"""Names by which a server on this machine may be called.
+"""Refuses requests that call a server on this machine by a foreign name.
 
 A web page can have its own name resolve to 127.0.0.1 once it is loaded ("DNS rebinding"). The
 browser then takes a server here for the page's own, and lets the page read its answers; but it

@@ -1,4 +1,4 @@
-"""How the heads of a model attend to the words of a text: what the page draws.
+"""The attention of a model's heads to the words of a text, which the page draws.
 
 No client's API has it. A request costs one pass of at most `MOST_TOKENS` tokens, beside the queue.
 """
@@ -40,7 +40,7 @@ class Attended:
     special: list[bool]
     layer: int
     layers: int
-    """How many the model has."""
+    """Number of layers of the model."""
     weights: list[list[list[float]]]
     """By head and token, the share of its attention that goes to each token."""
 

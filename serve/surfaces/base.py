@@ -1,4 +1,4 @@
-"""What a surface is: the routes that one family of clients calls, and the shape of its errors.
+"""A surface: the routes that one family of clients calls, and the shape of its errors.
 
 A surface turns a request into inputs of a task, and answers into a response. It knows neither Ray
 nor where a model runs. `serve.http.app` mounts every surface under each model, and the front passes
@@ -69,16 +69,16 @@ Shape = TypeVar("Shape", bound=Body)
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A request to a model, and what it asked for besides its body."""
+    """A request to a model: its body, and who asks."""
 
     model: "Model"
     request: Request
     body: bytes
     deadline_s: float | None
     prepared: Any = None
-    """What the surface prepared for this model."""
+    """The value of the surface's `prepare` for this model."""
     caller: Caller | None = None
-    """Whose request it is; None where no keys are asked for."""
+    """The owner of the request's key; None on a server without keys."""
     shadow: Callable[[str | None, list[Any], Parameters | None, Answered], None] | None = None
     """Has a candidate answer the same inputs."""
     card: Callable[[], Card]
@@ -101,7 +101,8 @@ class Call:
         return isinstance(value, dict) and key in value
 
     def form(self, forms: Sequence[str] = (JSON,)) -> str:
-        """Which of these media types is wanted. Raises: NotAcceptableError if none is."""
+        """The media type that the client wants. Raises: NotAcceptableError if it wants none of
+        these."""
         accept = ", ".join(self.request.headers.getlist("accept"))
         form = chosen(accept, forms)
         if form is None:
@@ -152,7 +153,7 @@ class Call:
     async def beside_queue(
         self, work: Callable[[], tuple[int, bytes]], *, is_long: bool
     ) -> tuple[int, bytes]:
-        """What `work` returns: tokens, which count for the key, and a body.
+        """Run `work`, which returns tokens, which count for the key, and a body.
 
         It runs off the event loop, without a place in the queue.
         Raises: DeadlineError; what `work` raises.
@@ -202,7 +203,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """How the front answers a path that asks about the whole server, instead of passing it on."""
+    """The front's own answer at a path that asks about the whole server."""
 
     content: Any
     """The body, as JSON."""
@@ -222,7 +223,7 @@ class Endpoint:
     is_open: bool = False
     """Whether it needs no key: probes send none."""
     at_root: Probe | None = None
-    """What it is at the root, if it asks about the whole server there."""
+    """The front's answer, if the path asks about the whole server at the root."""
     body: type[Body] | None = None
     """Shape of the body, for the API's documentation."""
     shape: Any = None
@@ -231,7 +232,7 @@ class Endpoint:
     """Media types that its answers can have, for the API's documentation."""
     summary: str = ""
     cut: Callable[[str], dict[str, Any]] = lambda name: {"parameters": {name: True}}
-    """What a body needs to have texts cut that are too long, by the task's name for it."""
+    """The part of a body that has long texts cut, by the task's name for it."""
     document: Callable[[Any], dict[str, Any]] | None = None
     """Arguments of the route for the API's documentation, from what the surface prepared; where
     `body` does not say enough."""
@@ -254,7 +255,7 @@ class Surface:
     error: type
     """Type of that body, for the API's documentation."""
     prefixes: tuple[str, ...] = ()
-    """Where its clients call more than there is here: errors of such paths have its shape, too."""
+    """Beginnings of paths that its clients call; errors of unknown ones have its shape, too."""
     prepare: Callable[["Model"], Any] = lambda model: None
     """Made once per model, for all calls."""
 
@@ -346,7 +347,7 @@ def check_distinct(where: str, names: Sequence[str]) -> None:
 
 
 def headers(model: "Model", answered: Answered | None = None) -> dict[str, str]:
-    """Which model answered, and what its answers took (`Server-Timing`, in milliseconds)."""
+    """The headers of the model that answered, with its times (`Server-Timing`, in milliseconds)."""
     named = {"X-Model": model.name, "X-Model-Digest": model.digest}
     if model.version:
         named["X-Model-Version"] = model.version

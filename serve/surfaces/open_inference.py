@@ -51,7 +51,7 @@ ALIASES = ("args", "inputs", "input-0", "input-1")
 """Names that MLServer's, MLflow's and KServe's clients give to an only text."""
 TEXTS = "BYTES"
 MAX_DIMENSIONS = 8
-"""Of a tensor: texts need one or two."""
+"""Maximum dimensions of a tensor; texts need one or two."""
 BINARY = "application/octet-stream"
 """Media type of JSON with raw tensors behind it."""
 SERVER = {"name": "raybert", "version": "2", "extensions": ["binary_tensor_data"]}
@@ -59,7 +59,7 @@ LIVE = {"live": True}
 
 
 class TensorParameters(Body):
-    """How the texts of an input are sent."""
+    """Parameters of an input tensor: how its texts are sent."""
 
     binary_data_size: Annotated[int, pydantic.Field(ge=0)] | None = None
     content_type: Literal["str"] | None = None
@@ -67,7 +67,7 @@ class TensorParameters(Body):
 
 
 class WantedParameters(Body):
-    """How an output is to be sent."""
+    """Parameters of an output: how it is to be sent."""
 
     binary_data: bool | None = None
     content_type: Literal["str", "np"] | None = None
@@ -75,7 +75,7 @@ class WantedParameters(Body):
 
 
 class InferParameters(Body):
-    """What the protocol and its extensions ask for; all else are parameters of the task."""
+    """Parameters of the protocol and its extensions; all others are the task's."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
@@ -151,7 +151,7 @@ class Inferred:
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """What a model takes and gives."""
+    """Inputs and outputs of a model."""
 
     name: str
     versions: list[str]

@@ -29,7 +29,7 @@ from serve.surfaces.vectors import EVEN, VECTORS, embed, vectors_of
 
 Filled = pydantic.Field(min_length=1)
 Ids = Annotated[list[int], Filled] | Annotated[list[list[int]], Filled]
-"""Of tokens: what is refused, with a reason of its own."""
+"""Token ids, which are refused with a reason of their own."""
 
 
 class Embeddings(Body):
@@ -123,7 +123,7 @@ async def models(call: Call) -> Response:
 
 @dataclass(frozen=True)
 class Problem:
-    """What OpenAI's clients read of an error."""
+    """An error as OpenAI's clients read it."""
 
     message: str
     type: Literal["invalid_request_error", "rate_limit_error", "server_error"]

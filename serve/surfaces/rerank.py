@@ -62,14 +62,14 @@ class Rerank(Body):
 
 
 class Part(Body):
-    """A part of what is embedded: a text."""
+    """A part of an input: a text."""
 
     type: Literal["text"]
     text: str
 
 
 class Parted(Body):
-    """What is embedded, as a list of parts, which is one text here."""
+    """An input as a list of parts, here of one text."""
 
     content: Annotated[list[Part], pydantic.Field(min_length=1, max_length=1)]
 

@@ -56,7 +56,7 @@ class Cut(Body):
 
 
 class VectorSettings(Cut):
-    """Which prompt comes before each text, and how a text that is too long is cut."""
+    """The prompt before each text, and how a text that is too long is cut."""
 
     prompt_name: str | None = None
 
@@ -181,7 +181,7 @@ class Token:
 
     id: int
     text: str
-    """What the text has there; a special token's name."""
+    """The part of the text; of a special token, its name."""
     special: bool
     start: int | None
     stop: int | None
@@ -359,7 +359,7 @@ async def decode(call: Call) -> Response:
 
 
 async def info(call: Call) -> Response:
-    """What the model is, and the server's limits."""
+    """The model, and the server's limits."""
     return json_response(call.model, description(call.model))
 
 

@@ -1,4 +1,4 @@
-"""How far a candidate agrees with the model that it is compared with."""
+"""Compares the answers of a model and its candidate."""
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from bert_core.tasks.base import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Pairing:
-    """Which two versions are compared."""
+    """The two versions that are compared."""
 
     name: str
     """The model's name."""
@@ -29,9 +29,9 @@ class Tally:
 
     inputs: int = 0
     decided: int = 0
-    """Inputs whose answer decides something: a label, a word, a span."""
+    """Inputs whose answer is a decision: a label, a word, a span."""
     agreed: int = 0
-    """Of those, how many the candidate decided the same way."""
+    """Inputs that the candidate decided the same way."""
     scored: int = 0
     """Inputs whose scores can be compared: vectors, or scores of the same decision."""
     difference: float = 0.0
@@ -47,7 +47,7 @@ class Tally:
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def metrics(self) -> dict[str, float]:
-        """What a run shows, as far as there is something to show."""
+        """The metrics of the run; those without any input are left out."""
         values = {"inputs": float(self.inputs), "failed_requests": float(self.failed)}
         if self.decided:
             values["agreement"] = self.agreed / self.decided
@@ -60,11 +60,11 @@ class Tally:
 
 
 Report = Callable[[Pairing, Tally], None]
-"""Takes what a replica has seen of a pairing."""
+"""Takes a replica's tally of a pairing."""
 
 
 def compared(task: Task, answers: Sequence[Any], others: Sequence[Any]) -> Tally:
-    """How far two models agree about the same inputs."""
+    """The tally of two models' answers to the same inputs."""
     tally = Tally(inputs=len(answers))
     decisions = [name for name, kind in task.cell_types.items() if not _is_score(kind)]
     for answer, other in zip(answers, others, strict=True):

@@ -1,4 +1,4 @@
-"""How candidates compare, in MLflow: one run per pair of versions."""
+"""Records comparisons in MLflow: one run per pair of versions."""
 
 import tempfile
 from pathlib import Path
@@ -18,7 +18,7 @@ class CandidateRuns:
         self._runs: dict[Pairing, tuple[RunRecorder, Tally]] = {}
 
     def record(self, pairing: Pairing, tally: Tally) -> None:
-        """Add what a replica has seen; does not wait for MLflow."""
+        """Add a replica's tally, without waiting for MLflow."""
         if pairing not in self._runs:
             self._runs[pairing] = (self._open(pairing), Tally())
         run, total = self._runs[pairing]

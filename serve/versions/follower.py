@@ -43,7 +43,7 @@ class Aim:
     source: Source
     runtime: Runtime
     follow_s: float = 0.0
-    """How often to ask the registry which version the alias points to; 0 never."""
+    """Interval at which the registry is asked for the alias's version; 0 never asks."""
 
     def resolved(self) -> "Aim":
         """The same with the version that the alias means now. Raises: see `registered_version`."""
@@ -78,7 +78,7 @@ class Aim:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelHolder:
-    """What a follower controls: loads models, has one of them answer, and reports problems."""
+    """The functions of a holder: load a model, let it answer, report problems."""
 
     load: Callable[[Aim], Model]
     """Loads a model, and makes sure that it answers."""
@@ -124,10 +124,10 @@ class Follower:
         self._former = None if former is None else _Former(former, None)
         self._failed: Aim | None = None
         self._problem = ""
-        """Why `_failed` did."""
+        """Why `_failed` is not served."""
         self._wait_s, self._again_s = 0.0, 0.0
         self._banned: tuple[Aim, str] | None = None
-        """What failed at its first requests, and the problem to report."""
+        """The version that failed at its first requests, and the problem to report."""
         self._has_answered = False
         self._wake = threading.Event()
         self._is_stopped = False

@@ -1,4 +1,4 @@
-"""A model in this process as its plan says, with the candidate that it is compared with."""
+"""A model loaded in this process, kept at its plan, with the candidate that it is compared with."""
 
 import logging
 import weakref
@@ -23,7 +23,7 @@ from tracking.models.references import Served, last_served, release, remember_se
 logger = logging.getLogger("ray.serve")
 
 MODEL, CANDIDATE = "model", "candidate"
-"""What may be loading or have a problem."""
+"""Parts of a slot that may be loading or have a problem."""
 
 
 class HostedModel:
@@ -96,8 +96,8 @@ class HostedModel:
         )
 
     def _first(self) -> tuple[Aim, Model]:
-        """What an alias means now, or else what last answered here, or else what it meant when it
-        was deployed."""
+        """The alias's version now, or else the one that last answered here, or else the one that it
+        was deployed with."""
         aim = self._aim(self.plan.source)
         ways: tuple[Callable[[], Aim | None], ...] = (aim.resolved, aim.served)
         for way in ways if aim.follow_s else ():
@@ -110,7 +110,7 @@ class HostedModel:
         return aim, self._load(aim)
 
     def _former(self, held: Aim) -> Aim | None:
-        """What to go back to if the first version fails at its first requests."""
+        """The version to go back to if the first one fails at its first requests."""
         deployed = self._aim(self.plan.source)
         if not deployed.follow_s or deployed.source.version is None:
             return None

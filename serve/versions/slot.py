@@ -1,4 +1,6 @@
-"""The place of a model, which another version may take, and the candidate that it is compared with.
+"""Holds the model that answers; another version can replace it between two requests.
+
+A slot may have a candidate, whose answers are compared with the model's:
 
 `split`: the candidate's answer is returned; which callers get it depends on a hash of who asks, so
 that a caller stays on one model. `shadow`: the model's answer is returned, the candidate answers
@@ -34,27 +36,27 @@ MAX_SHADOWS = 64
 
 @dataclass(frozen=True)
 class Current:
-    """The model that answers, and what the surfaces have prepared for it, by name."""
+    """The model that answers, and the surfaces' own data about it, by surface."""
 
     model: "Model"
     prepared: dict[str, Any] = field(default_factory=dict)
 
 
 class Slot:
-    """The place of a model, which another version may take."""
+    """Holds the model that answers, and its candidate."""
 
     def __init__(self, model: "Model", recorder: Recorder = NO_RECORDER) -> None:
         """`recorder`: is told of requests, switches and the state."""
         self.current = Current(model)
         """Read once per request, so that one version answers all of it."""
         self.problems: dict[str, str] = {}
-        """Why the model or its candidate is not what it should be."""
+        """Problems of the model and of its candidate, by which of them has one."""
         self.loading: set[str] = set()
-        """Which of them is about to be replaced."""
+        """The ones, model or candidate, that are about to be replaced."""
         self.changed: str | None = None
-        """What clients must know of the last version that took over; None for nothing."""
+        """How answers changed with the last version that took over; None if they did not."""
         self.candidate: Candidate | None = None
-        """What answers some of the requests."""
+        """The candidate, once it is loaded."""
         self.recorder = recorder
         recorder.watch(self.snapshot)
 
@@ -64,7 +66,7 @@ class Slot:
 
     @property
     def problem(self) -> str | None:
-        """Why what answers is not what should; None if it is."""
+        """All problems in one text; None without any."""
         return "; ".join(self.problems.values()) or None
 
     def set_loading(self, what: str, is_loading: bool) -> None:
@@ -79,7 +81,7 @@ class Slot:
             self.problems[what] = problem
 
     def card(self) -> Card:
-        """The card of the model that answers, with what has become of its plan."""
+        """The card of the model that answers, with its state."""
         state: State = "loading" if self.loading else "ready"
         candidate = self.candidate
         return replace(
@@ -109,7 +111,7 @@ class Slot:
         self.model.retire()
 
     def snapshot(self) -> Snapshot:
-        """What it is like at this moment."""
+        """The state at this moment, for metrics."""
         model = self.model
         return Snapshot(
             model=model.name,

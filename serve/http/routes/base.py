@@ -1,4 +1,4 @@
-"""What all routes share: access by keys, responses to errors, the check that a model is ready."""
+"""Shared by all routes: access by keys, forwarding, responses to errors, readiness checks."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ remember(Card)
 def admit(
     keys: Keys | None, request: Request, model: str | None, *, counts: bool = True
 ) -> Caller | None:
-    """Whose request it is; None where no keys are asked for. See `Keys.admit`."""
+    """The caller whose key a request has; None on a server without keys. See `Keys.admit`."""
     return None if keys is None else keys.admit(request.headers, model, counts=counts)
 
 
@@ -128,7 +128,7 @@ def refused(surface: Surface, request: Request, error: Exception) -> Response:
 
 
 def place_of(request: Request) -> str:
-    """What was asked for, as messages name it."""
+    """Method and path, as messages name them."""
     return f"{request.method} {shortened(request.url.path)}"
 
 
@@ -139,7 +139,7 @@ def error_response(surface: Surface, request: Request, error: Exception) -> Resp
 
 
 ALWAYS = (RequestError, InternalError, NotReadyError, OverloadedError, DeadlineError)
-"""What any request to a surface may be answered with."""
+"""Errors that any request to a surface may get."""
 BY_KEY = (UnauthorizedError, ForbiddenError)
 BY_BODY = (
     NotJSONError,
@@ -160,7 +160,7 @@ def documented(
     model: "Model | None" = None,
     prepared: Any = None,
 ) -> dict[str, Any]:
-    """What the API's documentation says of a path, besides its docstring.
+    """The OpenAPI entries of a path, besides its docstring.
 
     Args:
         model: the one that answers; None at the front.

@@ -34,7 +34,7 @@ class ModelEntry:
     state: State | Literal["down"]
     """`down` if the model does not answer."""
     problem: str | None
-    """Why it does not answer, or is not what it should be."""
+    """Why the model does not answer, or is not the one that it should be."""
     card: Card | None
     """None if the model does not answer."""
 

@@ -85,7 +85,7 @@ def model_routes(
 
 
 def _prepared(current: Current, surface: Surface) -> Any:
-    """What a surface needs of a model, made once."""
+    """The surface's own data about a model, made once."""
     if surface.name not in current.prepared:
         current.prepared[surface.name] = surface.prepare(current.model)
     return current.prepared[surface.name]

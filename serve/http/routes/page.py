@@ -1,7 +1,7 @@
-"""The page for trying the models, and the files that it is made of (`serve/page`, and the colours
-that it shares with reports).
+"""The page for trying the models, and its files (`serve/page`, and the colours that it shares with
+reports).
 
-The files are read once. What is not among them is not found, whatever its path looks like.
+The files are read once. No other path is found, whatever it looks like.
 """
 
 import mimetypes
