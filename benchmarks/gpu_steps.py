@@ -26,7 +26,8 @@ from bert_core.data.order import GlobalOrder
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.inference.predictor import Predictor
-from bert_core.model.attention import attend, packing
+from bert_core.model.attention import packing
+from bert_core.model.dot_product import attend
 from bert_core.model.encoder import Encoder
 from bert_core.model.layout import Packed
 from bert_core.model.variants import VARIANTS

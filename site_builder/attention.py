@@ -21,8 +21,9 @@ from matplotlib.figure import Figure
 from bert_core.batches import pack, pad
 from bert_core.inference.inspection import Attention, attention
 from bert_core.inference.predictor import Predictor
-from bert_core.model.attention import RelativeBias, RelativePositions
+from bert_core.model.attention import RelativeBias
 from bert_core.model.config import AttentionConfig, EncoderConfig, RotaryAttentionConfig
+from bert_core.model.disentangled import RelativePositions
 from bert_core.model.encoder import Encoder
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch

@@ -125,7 +125,7 @@ FAULTS = (
     _fault(
         "attention",
         "A row attends to its padding.",
-        "bert_core/model/attention.py",
+        "bert_core/model/dot_product.py",
         "bias = None if mask is None else _mask_bias(mask, query)\n            bias = _plus",
         "bias = None\n            bias = _plus",
         "tests/bert_core/model/test_encoder.py::test_a_row_does_not_see_its_padding",

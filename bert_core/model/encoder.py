@@ -10,8 +10,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bert_core.errors import InputError
-from bert_core.model.attention import SHARED, Scores
+from bert_core.model.attention import SHARED
 from bert_core.model.config import EncoderConfig
+from bert_core.model.dot_product import Scores
 from bert_core.model.layers import (
     LAYERS,
     Convolution,

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from bert_core.model.attention import ATTENTION, KeylessBiasLinear, Scores
+from bert_core.model.attention import ATTENTION
 from bert_core.model.config import ConvolutionConfig, EncoderConfig, NormPlacement
+from bert_core.model.disentangled import KeylessBiasLinear
+from bert_core.model.dot_product import Scores
 from bert_core.model.dropout import Dropout
 from bert_core.model.layout import RowLayout, gather_tokens, in_inference
 

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Integer
 from torch import nn
 
-from bert_core.model.attention import KeylessBiasLinear, RelativePositions
 from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig, RotaryAttentionConfig
+from bert_core.model.disentangled import KeylessBiasLinear, RelativePositions
 from bert_core.model.encoder import Encoder
 from bert_core.model.families import LAYOUTS
 from bert_core.model.layers import without_values

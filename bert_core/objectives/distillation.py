@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bert_core.errors import ConfigError
-from bert_core.model.attention import Scores
 from bert_core.model.config import EncoderConfig, RotaryAttentionConfig
+from bert_core.model.dot_product import Scores
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.layers import initialise, without_values
 from bert_core.model.layout import RowLayout, gather_tokens

@@ -19,8 +19,9 @@ from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.determinism import fix_products
 from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.inference.export import TOLERANCE, export_graph, largest_difference
-from bert_core.model.attention import RelativeBias, RelativePositions
+from bert_core.model.attention import RelativeBias
 from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig, RotaryAttentionConfig
+from bert_core.model.disentangled import RelativePositions
 from bert_core.model.encoder import Encoder
 from bert_core.model.families import ARCHITECTURES, LAYOUTS
 from bert_core.model.hf import (
@@ -512,7 +513,7 @@ def test_in_half_precision_gradients_are_those_of_fp32_but_for_rounding(
 
     wanted = gradient(half=False)
     for fused_from in (0, 512):
-        monkeypatch.setattr("bert_core.model.attention.FUSED_FROM", fused_from)
+        monkeypatch.setattr("bert_core.model.dot_product.FUSED_FROM", fused_from)
         for row_by_row in (0, 1000):
             monkeypatch.setattr(ROW_BY_ROW, row_by_row)
             error = (gradient(half=True) - wanted).norm() / wanted.norm()

@@ -10,8 +10,8 @@ from torch import Tensor
 from bert_core.bundle.format import save_bundle
 from bert_core.errors import ConfigError
 from bert_core.inference.predictor import Predictor
-from bert_core.model.attention import KeylessBiasLinear, RelativePositions
 from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig, FeedForwardConfig
+from bert_core.model.disentangled import KeylessBiasLinear, RelativePositions
 from bert_core.model.layers import EncoderLayer
 from bert_core.model.size import training_flops
 from bert_core.model.variants import VARIANTS
