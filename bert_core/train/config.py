@@ -1,6 +1,5 @@
 """Training settings only, so that help and errors need no torch."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -16,9 +15,9 @@ from bert_core.checks import (
     check_fields,
 )
 from bert_core.errors import ConfigError
+from bert_core.train.schedule import Decay, share_of_peak
 
 Precision = Literal["fp32", "bf16"]
-Decay = Literal["linear", "cosine", "constant"]
 Algorithm = Literal["adamw", "lamb", "muon"]
 
 
@@ -94,14 +93,13 @@ class ScheduleConfig:
 
     def factor(self, step: float, max_steps: int) -> float:
         """The share of the peak learning rate at `step`, counted from 0."""
-        warmup = self.warmup(max_steps)
-        if step < warmup:
-            return min(1.0, (step + 1) / warmup)
-        if self.decay == "constant":
-            return 1.0
-        falling = self.decay_share * (max_steps - warmup)
-        left = min(1.0, max(0.0, (max_steps - step) / max(1, falling)))
-        return left if self.decay == "linear" else 0.5 - 0.5 * math.cos(math.pi * left)
+        return share_of_peak(
+            step,
+            max_steps,
+            warmup=self.warmup(max_steps),
+            decay=self.decay,
+            decay_share=self.decay_share,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from bert_core.errors import ConfigError
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
+from bert_core.train.schedule import DECAYS, Decay
 
 
 def factors(schedule: ScheduleConfig, max_steps: int) -> list[float]:
@@ -45,10 +47,11 @@ def test_a_cosine_falls_slowly_then_fast_then_slowly_to_nothing() -> None:
     assert schedule.factor(6, 6) == 0.0
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize("decay", get_args(Decay))
 @pytest.mark.parametrize("warmup_steps", [0, 1, 7, 50])
-def test_no_step_trains_at_zero_or_above_the_peak(decay: str, warmup_steps: int) -> None:
-    schedule = ScheduleConfig(warmup_steps=warmup_steps, decay=decay)  # type: ignore[arg-type]
+def test_no_step_trains_at_zero_or_above_the_peak(decay: Decay, warmup_steps: int) -> None:
+    assert DECAYS[decay](1.0) == 1.0
+    schedule = ScheduleConfig(warmup_steps=warmup_steps, decay=decay)
     assert all(0 < factor <= 1 for factor in factors(schedule, 50))
     # A run of hours has places between its steps.
     assert all(0 < schedule.factor(tenth / 10, 50) <= 1 for tenth in range(500))

@@ -1,0 +1,47 @@
+"""Learning-rate schedules. A new one is a function, an entry in `DECAYS` and a value of `Decay`."""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+Decay = Literal["linear", "cosine", "constant"]
+
+
+def linear(left: float) -> float:
+    """Falls at one pace to 0 (Devlin et al. 2019, appendix A.2)."""
+    return left
+
+
+def cosine(left: float) -> float:
+    """Falls along a half cosine to 0 (Loshchilov and Hutter 2017)."""
+    return 0.5 - 0.5 * math.cos(math.pi * left)
+
+
+def constant(left: float) -> float:
+    """Stays at the peak."""
+    return 1.0
+
+
+DECAYS: dict[Decay, Callable[[float], float]] = {
+    "linear": linear,
+    "cosine": cosine,
+    "constant": constant,
+}
+"""The share of the peak learning rate, as a function of the share of the decay that is left: 1 at
+its start, 0 after the last step."""
+
+
+def share_of_peak(
+    step: float, max_steps: int, *, warmup: int, decay: Decay, decay_share: float
+) -> float:
+    """The share of the peak learning rate at `step`, counted from 0.
+
+    Args:
+        warmup: steps in which it rises linearly; the first has a rate above 0.
+        decay_share: share of the steps after the warmup in which it falls, the last ones; before
+            them it stays at the peak.
+    """
+    if step < warmup:
+        return min(1.0, (step + 1) / warmup)
+    falling = decay_share * (max_steps - warmup)
+    return DECAYS[decay](min(1.0, max(0.0, (max_steps - step) / max(1, falling))))
