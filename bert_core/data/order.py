@@ -6,7 +6,7 @@ across epochs without a gap, so a global batch is a slice and no row is ever lef
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from jaxtyping import Integer
@@ -41,7 +41,8 @@ class GlobalOrder:
         self.rows_per_epoch = int(self.shard_rows.sum())
         self.seed = seed
         self.window = window
-        self._window_order = lru_cache(maxsize=2)(self._draw_window)
+        draw = partial(_draw_window, self.shard_rows, seed, window)
+        self._window_order = lru_cache(maxsize=2)(draw)
 
     def samples(self, start: int, count: int) -> Samples:
         """Samples `start` to `start + count` of the run; epochs follow one another."""
@@ -49,7 +50,7 @@ class GlobalOrder:
         position, end = start, start + count
         while position < end:
             epoch, offset = divmod(position, self.rows_per_epoch)
-            window_starts, _ = self._epoch(epoch)
+            window_starts = starts_of(_window_sizes(self.shard_rows, self.seed, self.window, epoch))
             window = int(np.searchsorted(window_starts, offset, side="right")) - 1
             window_shards, window_rows = self._window_order(epoch, window)
             first = offset - int(window_starts[window])
@@ -63,22 +64,29 @@ class GlobalOrder:
             return Samples(empty, empty, empty)
         return Samples(np.concatenate(shards), np.concatenate(rows), np.concatenate(epochs))
 
-    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where each window begins in the epoch, and the epoch's permutation of shards."""
-        permutation = np.random.default_rng([self.seed, epoch]).permutation(len(self.shard_rows))
-        sizes = np.add.reduceat(
-            self.shard_rows[permutation], np.arange(0, len(permutation), self.window)
-        )
-        return starts_of(sizes), permutation
 
-    def _draw_window(self, epoch: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-        _, permutation = self._epoch(epoch)
-        shards = permutation[window * self.window : (window + 1) * self.window]
-        sizes = self.shard_rows[shards]
-        shard_of_row = np.repeat(shards, sizes)
-        rows = np.arange(int(sizes.sum())) - np.repeat(starts_of(sizes), sizes)
-        order = np.random.default_rng([self.seed, epoch, window + 1]).permutation(len(rows))
-        return shard_of_row[order], rows[order]
+def _permuted(shards: int, seed: int, epoch: int) -> Integer[np.ndarray, "shards"]:
+    return np.random.default_rng([seed, epoch]).permutation(shards)
+
+
+def _window_sizes(
+    shard_rows: Integer[np.ndarray, "shards"], seed: int, size: int, epoch: int
+) -> Integer[np.ndarray, "windows"]:
+    """Rows in each window of an epoch; a window has `size` shards."""
+    rows = shard_rows[_permuted(len(shard_rows), seed, epoch)]
+    return np.add.reduceat(rows, np.arange(0, len(rows), size))
+
+
+def _draw_window(
+    shard_rows: Integer[np.ndarray, "shards"], seed: int, size: int, epoch: int, window: int
+) -> tuple[Integer[np.ndarray, "rows"], Integer[np.ndarray, "rows"]]:
+    """The rows of a window in their order: the shard of each, and its place there."""
+    shards = _permuted(len(shard_rows), seed, epoch)[window * size : (window + 1) * size]
+    sizes = shard_rows[shards]
+    shard_of_row = np.repeat(shards, sizes)
+    rows = np.arange(int(sizes.sum())) - np.repeat(starts_of(sizes), sizes)
+    order = np.random.default_rng([seed, epoch, window + 1]).permutation(len(rows))
+    return shard_of_row[order], rows[order]
 
 
 def part_of_rank(count: int, rank: int, world_size: int) -> slice:

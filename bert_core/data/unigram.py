@@ -114,6 +114,12 @@ class BulkUnigram(BulkEncoder):
         return has_added_token | self._depend_on_neighbours(words)
 
     def _depend_on_neighbours(self, words: Sequence[str]) -> Bool[np.ndarray, "words"]:
+        """Which words may have other ids in a text than alone, because normalization may join one
+        of their edges to the word beside it: those texts are tokenized whole.
+
+        A word of plain characters never does; others are asked about only if their edges are
+        unusual.
+        """
         depend = np.zeros(len(words), dtype=bool)
         unusual = [n for n, word in enumerate(words) if not _PLAIN.issuperset(word[0] + word[-1])]
         self._learn({edge for n in unusual for edge in words[n][0] + words[n][-1]})

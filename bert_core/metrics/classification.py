@@ -6,7 +6,7 @@ its arguments than counting, and an evaluation of 401 rows took 18 s instead of 
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import overload
 
 import numpy as np
 from jaxtyping import Int
@@ -95,7 +95,7 @@ def multi_label_metrics(
     f1 = _f1(hits, guesses, support)
     return {
         "accuracy": float(np.mean((predicted == labels).all(axis=1))),
-        "micro_f1": float(_f1(hits.sum(), guesses.sum(), support.sum())),
+        "micro_f1": _f1(int(hits.sum()), int(guesses.sum()), int(support.sum())),
         "macro_f1": float(np.mean(f1)),
         **{name: float(f1[label]) for label, name in (f1_of or {}).items()},
     }
@@ -124,16 +124,23 @@ def by_label(
         metrics[name] = {
             "precision": hits / guesses if guesses else 0.0,
             "recall": hits / support if support else 0.0,
-            "f1": float(_f1(hits, guesses, support)),
+            "f1": _f1(hits, guesses, support),
             "support": support,
         }
     return metrics
 
 
-def _f1(hits: Any, guesses: Any, support: Any) -> Any:
+@overload
+def _f1(hits: int, guesses: int, support: int) -> float: ...
+@overload
+def _f1(hits: np.ndarray, guesses: np.ndarray, support: np.ndarray) -> np.ndarray: ...
+def _f1(
+    hits: int | np.ndarray, guesses: int | np.ndarray, support: int | np.ndarray
+) -> float | np.ndarray:
     """F1 from numbers of rows, or arrays of them: those for which a label is predicted rightly,
     those for which it is predicted, and those that have it. 0 if there are none."""
-    return 2 * hits / np.maximum(guesses + support, 1)
+    f1 = 2 * hits / np.maximum(guesses + support, 1)
+    return f1 if isinstance(f1, np.ndarray) else float(f1)
 
 
 def _matthews(hits: np.ndarray, guesses: np.ndarray, support: np.ndarray) -> float:

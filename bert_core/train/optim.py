@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bert_core.errors import ConfigError
 from bert_core.train.config import OptimizerConfig, Precision
 from bert_core.train.parallel import each_on_one_rank, is_part, norms, own_part
+from bert_core.train.words import table_of
 
 MUON_MOMENTUM = 0.95
 ADAMW_STEP = 0.2
@@ -59,9 +61,16 @@ def build_optimizer(
 
     Args:
         precision: of Muon's matrix products; all else is fp32.
-    Raises: ConfigError if the weights are sharded and the optimizer needs whole ones.
+    Raises: ConfigError if the weights are sharded and the optimizer needs whole ones, or if only
+        the word embeddings that are read are trained (`train.words`) by another than AdamW.
     """
     config.check_sharding(any(map(is_part, model.parameters())))
+    if config.name != "adamw" and any(map(table_of, model.parameters())):
+        raise ConfigError(
+            f"optimizer.name: wanted adamw, got {config.name}: only adamw moves unread words by "
+            "weight decay alone, and only the word embeddings that are read are trained here; "
+            "train all of them to use another optimizer"
+        )
     groups = parameter_groups(model, config.weight_decay, config.layer_decay)
     betas = (config.beta1, config.beta2)
     if config.name == "lamb":

@@ -19,9 +19,9 @@ from bert_core.objectives.base import ObjectiveModel
 
 
 def train_read_words(model: ObjectiveModel, windows: Iterable[Window], pad_id: int) -> None:
-    """Train only the word embeddings that `windows` read; call this before creating the optimizer.
-    The model can then read no other words, but its state dict has all of them, as if all had been
-    trained.
+    """Train only the word embeddings that `windows` read; call this before creating the optimizer,
+    which must be AdamW (`build_optimizer` checks it). The model can then read no other words, but
+    its state dict has all of them, as if all had been trained.
 
     Does nothing if the encoder is frozen, or if an objective scores all words.
 

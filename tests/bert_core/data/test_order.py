@@ -1,5 +1,7 @@
 """The global order: every row once an epoch, the same batches for any number of workers."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,14 @@ def test_starting_at_a_sample_is_skipping_those_before(shard_rows: list[int], wi
     for start in range(count, -1, -9):  # backwards: nothing remembered may matter
         assert rows_of(fresh.samples(start, count - start)) == whole[start:]
     assert rows_of(fresh.samples(1, 0)) == []
+
+
+def test_an_order_that_nobody_holds_is_freed_with_the_windows_that_it_remembers() -> None:
+    order = GlobalOrder([3, 4], seed=0)
+    order.samples(0, 5)
+    freed = weakref.ref(order)
+    del order
+    assert freed() is None  # at once, not when the garbage collector finds a cycle
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])

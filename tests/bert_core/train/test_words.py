@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.data.order import GlobalOrder
 from bert_core.data.windows import Window
+from bert_core.errors import ConfigError
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.distillation import Distillation
@@ -120,6 +122,16 @@ def test_the_optimizer_has_moments_of_words_that_are_read_alone() -> None:
     assert rows < 0.6 * VOCABULARY
     assert words_of(made).weight.shape == (rows, 32)  # padding and the witness among them
     assert optimizer.state[words_of(made).weight]["exp_avg"].shape == (rows, 32)
+
+
+@pytest.mark.parametrize("name", ["lamb", "muon"])
+def test_another_optimizer_than_adamw_is_refused_if_only_read_words_are_trained(
+    name: Literal["lamb", "muon"],
+) -> None:
+    settings = replace(OPTIMIZER, name=name)
+    build_optimizer(model(by_read_words=False), settings)
+    with pytest.raises(ConfigError, match=f"wanted adamw, got {name}: .* train all of them"):
+        build_optimizer(model(by_read_words=True), settings)
 
 
 def test_before_the_first_step_the_state_is_that_of_the_model_as_it_was() -> None:
