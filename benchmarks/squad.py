@@ -135,7 +135,7 @@ def run(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
     drawn = np.random.default_rng(0).permutation(len(scored))[: chosen.held_out_questions]
     scored = [scored[place] for place in np.sort(drawn)]
     bundle, kind = load_bundle(chosen.model), TASKS[config["task"]]
-    task = kind.from_rows(rows, kind.options_of({})).trained_at(config["max_length"])
+    task = kind.from_rows(rows, kind.options_of({})).to_learn(rows, config["max_length"])
     windows, to_score = (
         task.encode(each, bundle.tokenizer, config["max_length"], labelled=True)
         for each in (rows, scored)

@@ -228,7 +228,7 @@ def _on_labelled_rows(
     learned = teacher.task is not None and teacher.task.name == config.task and not kind.headless
     known = kind(teacher.task.labels, options) if learned and teacher.task is not None else None
     parts = read_parts(config, kind, options, known, usual_columns(teacher, config.task))
-    if known is not None and "max_length" in kind.own_options:
+    if known is not None and "max_length" in kind.options.own_names:
         _tell_other_windows(config.max_length, teacher.task)
     pair = _teacher_student(config, folders)
     student = pair.load_student(teacher)
@@ -292,17 +292,19 @@ def _options(config: DistillConfig, teacher: "Bundle") -> "Options":
     from bert_core.tasks.catalog import TASKS
 
     kind = TASKS[config.task]
-    kind.check_given(config.options)
+    kind.options.check_given(config.options)
     if teacher.task is None or teacher.task.name != config.task:
         return kind.options_of(config.options)
     inherited = teacher.task.record["options"]
     options = kind.options_of(
-        {name: value for name, value in inherited.items() if name not in kind.own_options}
+        {name: value for name, value in inherited.items() if name not in kind.options.own_names}
         | config.options
     )
 
     def of_head(options: "Options") -> dict[str, Any]:
-        return {name: one for name, one in vars(options).items() if name not in kind.free_options}
+        return {
+            name: one for name, one in vars(options).items() if name not in kind.options.free_names
+        }
 
     if not kind.headless and of_head(options) != of_head(teacher.task.chosen):
         raise ConfigError(
@@ -354,7 +356,7 @@ def _against_teacher(
     assert pair.task is not None
     task, rows = pair.task, sets[HELD_OUT].rows
     if teacher.task is not None and teacher.task.name == task.name:
-        own = {name: getattr(teacher.task.chosen, name) for name in task.own_options}
+        own = {name: getattr(teacher.task.chosen, name) for name in task.options.own_names}
         task = type(task)(task.labels, replace(task.chosen, **own))
     longest = longest_row(teacher.encoder_config.max_length)
     windows = task.encode(rows, teacher.tokenizer, longest)

@@ -39,7 +39,8 @@ from tracking.runs.story import figure, score, words
 
 if TYPE_CHECKING:
     from bert_core.metrics.calibration import Reliability
-    from bert_core.tasks.base import Columns, Task
+    from bert_core.tasks.base import Task
+    from bert_core.tasks.evaluation import Columns
 
 PREDICTIONS, CLASSES, WORST = "predictions.parquet", "classes.json", "worst.jsonl"
 CALIBRATION = "calibration.json"

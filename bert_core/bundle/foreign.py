@@ -31,6 +31,7 @@ from bert_core.tasks.modules import (
     OLD_SETTINGS,
     SAYS,
     SETTINGS,
+    SentenceTransformer,
     check_cross_encoder,
     described,
     kinds_of,
@@ -164,7 +165,8 @@ def task_of_modules(folder: Path, *, bare: bool) -> Task | None:
     head."""
     read = partial(_read, folder)
     if (folder / MODULES).is_file():
-        return next(filter(None, (task.from_modules(read) for task in TASKS.values())), None)
+        kinds = (kind for kind in TASKS.values() if issubclass(kind, SentenceTransformer))
+        return next(filter(None, (kind.from_modules(read) for kind in kinds)), None)
     if not bare:
         return None
     # As in sentence-transformers, which makes such a folder's modules itself.

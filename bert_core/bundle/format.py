@@ -67,6 +67,7 @@ from bert_core.objectives.classification import Classification
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.digests import NO_ROWS, Digests
+from bert_core.tasks.modules import SentenceTransformer
 from bert_core.tasks.shapes import Row
 from bert_core.typed import as_type
 from bert_core.wording import first_line
@@ -173,7 +174,8 @@ def save_bundle(
         entries |= label_entries(labels)
     longest = config.max_length
     if task is not None:
-        entries |= task.config_entries()
+        if isinstance(task, SentenceTransformer):
+            entries |= task.config_entries()
         longest = min(longest, task.max_length or longest)
     partial = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.part")
     try:
@@ -193,8 +195,9 @@ def save_bundle(
         tokenizer.save(partial, longest, segments=segments)
         if len(trained_rows):
             np.save(partial / TRAINED_ROWS, np.unique(trained_rows))
-        for path, value in ({} if task is None else task.files(config)).items():
-            files.write_json(str(partial / path), value)
+        if isinstance(task, SentenceTransformer):
+            for path, value in task.files(config).items():
+                files.write_json(str(partial / path), value)
         record = {
             "task": None if task is None else task.name,
             **({"labels": None} if task is None else task.record),

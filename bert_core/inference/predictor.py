@@ -243,7 +243,7 @@ def _task_of(
             f"options: wanted none, since a model for {task.name} keeps those that it was "
             f"trained with, got {', '.join(options)}: leave them out"
         )
-    task.check_given(options)
+    task.options.check_given(options)
     return type(task)(task.labels, task.options_of(asdict(task.chosen) | dict(options)))
 
 

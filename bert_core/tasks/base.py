@@ -4,29 +4,24 @@ A new task is one file and an entry in `catalog.TASKS`; stages, server and bundl
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Bool, Float, Num
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, CorpusError, InputError, TooLongError
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.digests import Digests, row_digests
-from bert_core.tasks.modules import Read
+from bert_core.tasks.evaluation import Evaluated
 from bert_core.tasks.shapes import Row, as_row, has_empty_text
 
 if TYPE_CHECKING:
     from bert_core.objectives.base import Objective
-
-Columns = dict[str, np.ndarray]
-"""What metrics are computed from: arrays with one entry per row, so that any subset of rows has
-metrics."""
 
 Remarks = dict[str, int | str]
 """What to report about labelled rows, by name: counts, and properties that were detected. 0 and an
@@ -37,6 +32,23 @@ empty string mean nothing to report."""
 class Options:
     """What is set when a model is trained for a task; each task adds its fields."""
 
+    free_names: ClassVar[frozenset[str]] = frozenset()
+    """Those that a head does not depend on: a student may have others than its teacher."""
+    read_names: ClassVar[frozenset[str]] = frozenset()
+    """Those that are read from a model's weights, so that nobody may set them."""
+    own_names: ClassVar[frozenset[str]] = frozenset()
+    """Those about a model's own sizes, which its students do not take over."""
+
+    @classmethod
+    def check_given(cls, values: Container[str]) -> None:
+        """Raises: ConfigError for an option that a user gives without effect."""
+        for name in sorted(cls.read_names):
+            if name in values:
+                raise ConfigError(
+                    f"options.{name}: wanted none, since it is read from the model's weights: "
+                    "leave it out"
+                )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
@@ -44,6 +56,11 @@ class Parameters:
 
     cut_by: ClassVar[str | None] = None
     """The field that enables cutting of inputs that are too long; None if the task never cuts."""
+
+    @classmethod
+    def cutting(cls) -> Self:
+        """The defaults, except that inputs which are too long are cut."""
+        return cls(**({} if cls.cut_by is None else {cls.cut_by: True}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +107,12 @@ class Kind:
     """Options that these rows require, by name."""
 
 
-class Task(ABC):
-    """One task over a fixed list of labels."""
+class Task(Evaluated, ABC):
+    """One task over a fixed list of labels.
+
+    What evaluation asks of it is in `evaluation.Evaluated`; a task whose bundles
+    sentence-transformers reads is a `modules.SentenceTransformer` too.
+    """
 
     name: ClassVar[str]
     """Hugging Face's name for the pipeline, if it has one."""
@@ -104,23 +125,10 @@ class Task(ABC):
     kinds: ClassVar[tuple[Kind, ...]]
     """The kinds of labelled rows that it learns from, or is evaluated on if it is not trained, the
     most common first."""
-    primary_metric: str
-    """The metric that decides between two models by default; higher is better."""
     parameters: type[Parameters] = Parameters
     """Class of the parameters that `decode` takes."""
     options: ClassVar[type[Options]] = Options
     """Class of the task's options."""
-    free_options: ClassVar[frozenset[str]] = frozenset()
-    """Those that a head does not depend on: a student may have others than its teacher."""
-    read_options: ClassVar[frozenset[str]] = frozenset()
-    """Those that are read from a model's weights, so that nobody may set them."""
-    own_options: ClassVar[frozenset[str]] = frozenset()
-    """Those about a model's own sizes, which its students do not take over."""
-
-    lower_is_better: ClassVar[frozenset[str]] = frozenset()
-    """Metrics that never decide between two models, because lower is better."""
-    error_metric: ClassVar[str | None] = None
-    """That of them which is an error in the unit of the rows' numbers, if there is one."""
     pipeline_tag: ClassVar[str] = ""
     """The equivalent Hugging Face pipeline, if its name differs from `name`."""
     pretrained: ClassVar[bool] = False
@@ -175,17 +183,11 @@ class Task(ABC):
         """The task of a model saved by transformers; None if the model is for another task.
 
         Args:
-            entries: contents of its config.json, with what sentence-transformers says of it
-                (`modules.settings_of`) in its entry there.
+            entries: contents of its config.json, with sentence-transformers' settings
+                (`modules.settings_of`) in their entry there.
             labels: names of its head's outputs.
         """
         return cls(labels)
-
-    @classmethod
-    def from_modules(cls, read: Read) -> "Task | None":
-        """The task of a folder whose modules sentence-transformers lists; None if they are for
-        another task, or compute what cannot be reproduced here."""
-        return None
 
     @classmethod
     def from_head(cls, other: "Task") -> "Task | None":
@@ -229,10 +231,12 @@ class Task(ABC):
         """A labelled row as the task reads it. Raises: InputError if there is no reading it."""
         return row
 
-    def to_learn(self, rows: Sequence[Row]) -> "Task":
-        """The task as a model learns it from these rows, those that are trained on.
+    def to_learn(self, rows: Sequence[Row], max_length: int) -> "Task":
+        """The task as a model learns it from these rows, those that are trained on, in windows of
+        at most `max_length` ids.
 
-        Raises: CorpusError if nothing can be learned from them."""
+        Raises: CorpusError if nothing can be learned from them.
+        """
         return self
 
     def fitting(
@@ -257,15 +261,11 @@ class Task(ABC):
                 taken[place] = error
         return taken
 
-    def check_known(self, row: Row) -> None:  # noqa: B027 (most tasks have no labels)
+    def check_known(self, row: Row) -> None:
         """Raises: InputError for a row with a label that is none of `labels`, if there are any."""
 
-    def check_trained(self, row: Row) -> None:  # noqa: B027 (most tasks learn from any row)
+    def check_trained(self, row: Row) -> None:
         """Raises: InputError for a training row that nothing can be learned from."""
-
-    def trained_at(self, max_length: int) -> "Task":
-        """The task as done by a model that is trained on windows of at most `max_length` ids."""
-        return self
 
     @classmethod
     def shapes(cls, options: Any = None) -> tuple[type, type]:
@@ -297,14 +297,6 @@ class Task(ABC):
     def max_length(self) -> int | None:
         """Tokens at which its inputs are cut, if lower than the model's positions."""
         return None
-
-    def config_entries(self) -> dict[str, Any]:
-        """Entries of a bundle's config.json besides the encoder's and the labels."""
-        return {}
-
-    def files(self, config: EncoderConfig) -> dict[str, Any]:
-        """Files that a bundle has besides the usual ones: path in the bundle → JSON value."""
-        return {}
 
     @abstractmethod
     def build_objective(self, config: EncoderConfig) -> "Objective":
@@ -365,105 +357,13 @@ class Task(ABC):
         """
         return [0] * len(windows)
 
-    @abstractmethod
-    def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        """What `metrics` needs from labelled rows and their answers (with default parameters)."""
-
-    def plain(self, rows: Sequence[Row]) -> list[Row] | None:
-        """The inputs of labelled rows as most callers send them, to be scored too; None if that is
-        what the rows have."""
-        return None
-
-    def compare_plain(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        """More of what `metrics` needs, from the answers to the `plain` inputs of the rows."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def metrics(self, columns: Columns) -> dict[str, float]:
-        """All metrics by name, including the main one, over at least one row."""
-
-    def main_metric(self, metrics: Collection[str]) -> str:
-        """The metric that decides by default, for rows that have these metrics."""
-        return self.primary_metric
-
-    def is_comparable(self, other: "Task") -> bool:
-        """Whether metrics can rank a model for this task against a model for the other."""
-        return (self.name, self.chosen) == (other.name, other.chosen)
-
     def remarks(self, rows: Sequence[Row]) -> Remarks:
         """Oddities of labelled rows that are still used, and how the rows were read."""
         return {"rows_with_empty_text": sum(has_empty_text(self.inputs, row) for row in rows)}
 
-    def constant(self, rows: Sequence[Row]) -> Columns | None:
-        """`compare` for the best answer that ignores the input: the baseline.
-
-        None if there is no such answer.
-        """
-        return None
-
-    def baseline(self, rows: Sequence[Row]) -> dict[str, float]:
-        """The metrics of `constant`; empty if that is None."""
-        columns = self.constant(rows)
-        return {} if columns is None else self.metrics(columns)
-
-    def by_class(self, columns: Columns) -> dict[str, dict[str, float]] | None:
-        """`precision`, `recall`, `f1`, or `accuracy`, and `support` (its number of rows or other
-        items) per class; None if there are no classes.
-        """
-        return None
-
-    def faults(self, columns: Columns) -> Num[np.ndarray, "rows"]:
-        """How wrong the answer to each row is: 0 if it is right.
-
-        By default, 1 minus the primary metric of the row alone.
-        """
-        (rows,) = {len(column) for column in columns.values()}
-        metrics_of_rows = (
-            self.metrics({name: column[row : row + 1] for name, column in columns.items()})
-            for row in range(rows)
-        )
-        return np.array([1.0 - metrics[self.primary_metric] for metrics in metrics_of_rows])
-
-    def wrong(self, columns: Columns) -> Bool[np.ndarray, "rows"] | None:
-        """Which rows are answered wrong; None if answers are only nearer or farther, not right or
-        wrong."""
-        return self.faults(columns) > 0
-
-    def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"] | None:
-        """The probability that each answer assigns to itself; None if answers have none."""
-        return None
-
-    def claims(
-        self, rows: Sequence[Row], answers: Sequence[Any]
-    ) -> tuple[Float[np.ndarray, "claims"], Bool[np.ndarray, "claims"]] | None:
-        """Every probability that calibration checks, and whether what it is assigned to is right.
-
-        By default, that of each row's answer. None if answers have none.
-        """
-        confidence = self.confidence(answers)
-        if confidence is None:
-            return None
-        return confidence, self.faults(self.compare(rows, answers)) == 0
-
     @abstractmethod
     def cells(self, answer: Any) -> dict[str, Any]:
         """The best candidate of an answer, as columns of a table."""
-
-    @classmethod
-    def cutting(cls) -> Parameters:
-        """The default parameters, except that inputs which are too long are cut."""
-        cut_by = cls.parameters.cut_by
-        return cls.parameters(**({} if cut_by is None else {cut_by: True}))
-
-    @classmethod
-    def check_given(cls, values: Container[str]) -> None:
-        """Raises: ConfigError for an option that a user gives without effect."""
-        for name in sorted(cls.read_options):
-            if name in values:
-                raise ConfigError(
-                    f"options.{name}: wanted none, since it is read from the model's weights: "
-                    "leave it out"
-                )
 
     @classmethod
     def options_of(cls, values: Mapping[str, Any]) -> Options:

@@ -25,12 +25,14 @@ from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Options, Parameters, Task, numbered
+from bert_core.tasks.base import Kind, Options, Parameters, Task, numbered
+from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.modules import (
     ABOUT,
     MODULES,
     SETTINGS,
     Read,
+    SentenceTransformer,
     kinds_of,
     longest_of,
     lowers_case,
@@ -116,6 +118,8 @@ class VectorOptions(PromptOptions):
 class FeatureExtractionOptions(VectorOptions):
     """How a model turns a text into a vector, and how it is trained to do so."""
 
+    own_names: ClassVar = frozenset({"layer", "dimensions"})
+
     normalize: bool = False
     """Whether vectors are scaled to length 1."""
     loss: Loss | None = None
@@ -164,7 +168,7 @@ class FeatureExtractionParameters(VectorParameters):
     """`base64` returns each vector as the base64 of its little-endian fp32 numbers."""
 
 
-class FeatureExtraction(Task):
+class FeatureExtraction(Task, SentenceTransformer):
     """Rows are `{"text": …, "text_pair": …}` with a `score`, with `negatives`, or with neither."""
 
     name = "feature-extraction"
@@ -208,7 +212,6 @@ class FeatureExtraction(Task):
     shared = ("text",)
     parameters = FeatureExtractionParameters
     options = FeatureExtractionOptions
-    own_options = frozenset({"layer", "dimensions"})
     examples = ("A text to find again.",)
     cell_types: Mapping[str, pa.DataType] = {"vector": pa.list_(pa.float32())}
 
@@ -468,7 +471,7 @@ class FeatureExtraction(Task):
     def wrong(self, columns: Columns) -> Bool[np.ndarray, "rows"] | None:
         return super().wrong(columns) if "rank" in columns else None
 
-    def is_comparable(self, other: Task) -> bool:
+    def is_comparable(self, other: Evaluated) -> bool:
         return self.name == other.name  # however a model computes its vectors
 
     def main_metric(self, metrics: Collection[str]) -> str:

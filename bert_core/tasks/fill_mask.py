@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,8 @@ from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, kept_of, w
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.language_model import masked_word_metrics
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task
+from bert_core.tasks.base import CuttingParameters, Kind, Options, Task
+from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.shapes import Row
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class MaskedWords:
 @dataclass(frozen=True, kw_only=True)
 class FillMaskOptions(Options):
     """How pretraining filled masks."""
+
+    read_names: ClassVar = frozenset({"enhanced"})
 
     enhanced: bool = False
     """Whether DeBERTa's enhanced mask decoder fills masks, if the encoder has one. Read from the
@@ -87,7 +90,6 @@ class FillMask(Task):
     pretrained = True
     parameters = FillMaskParameters
     options = FillMaskOptions
-    read_options = frozenset({"enhanced"})
     examples = ("The capital of France is [MASK].",)
     cell_types: Mapping[str, pa.DataType] = {
         "words": pa.list_(pa.string()),
@@ -100,7 +102,7 @@ class FillMask(Task):
         enhanced = "objectives.mlm.positions.weight" in tensors
         return FillMask(options=FillMaskOptions(enhanced=enhanced))
 
-    def is_comparable(self, other: Task) -> bool:
+    def is_comparable(self, other: Evaluated) -> bool:
         return self.name == other.name  # any decoder may be compared with any other
 
     def build_objective(self, config: EncoderConfig) -> "MaskedLanguageModeling":

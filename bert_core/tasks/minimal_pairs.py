@@ -12,7 +12,8 @@ from jaxtyping import Float
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Pieces, Window, pieces_of, with_special_tokens
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task, check_length
+from bert_core.tasks.base import CuttingParameters, Kind, Task, check_length
+from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.fill_mask import FillMask, FillMaskOptions
 from bert_core.tasks.shapes import Row
 
@@ -84,7 +85,6 @@ class MinimalPairs(Task):
     shares_head_with = (FillMask.name,)
     parameters = CuttingParameters
     options = FillMaskOptions
-    read_options = frozenset({"enhanced"})
     examples = ({GOOD: "The files are open.", BAD: "The files is open."},)
     cell_types: Mapping[str, pa.DataType] = {
         "preferred": pa.string(),
@@ -97,7 +97,7 @@ class MinimalPairs(Task):
     def adapted(self, tensors: Container[str]) -> "MinimalPairs":
         return MinimalPairs(options=FillMask().adapted(tensors).chosen)
 
-    def is_comparable(self, other: Task) -> bool:
+    def is_comparable(self, other: Evaluated) -> bool:
         return self.name == other.name  # any decoder may be compared with any other
 
     def build_objective(self, config: EncoderConfig) -> "MaskedWordLikelihood":

@@ -4,10 +4,11 @@ A task decides by them whether a folder is its own; `bundle.foreign` finds the f
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from bert_core.data.tokenizer_files import limit_in
 from bert_core.errors import FormatError
+from bert_core.model.config import EncoderConfig
 from bert_core.typed import as_type
 
 MODULES = "modules.json"
@@ -36,6 +37,24 @@ _CLASSES: dict[Activation, str] = {
     "sigmoid": "torch.nn.modules.activation.Sigmoid",
     "identity": "torch.nn.modules.linear.Identity",
 }
+
+
+class SentenceTransformer:
+    """What a task is, beside a `Task`, if sentence-transformers reads its bundles."""
+
+    @classmethod
+    def from_modules(cls, read: Read) -> "Self | None":
+        """The task of a folder whose modules sentence-transformers lists; None if they are for
+        another task, or compute what cannot be reproduced here."""
+        return None
+
+    def files(self, config: EncoderConfig) -> dict[str, Any]:
+        """Files that a bundle has besides the usual ones: path in the bundle → JSON value."""
+        return {}
+
+    def config_entries(self) -> dict[str, Any]:
+        """Entries of a bundle's config.json besides the encoder's and the labels."""
+        return {}
 
 
 def kinds_of(read: Read) -> list[str]:

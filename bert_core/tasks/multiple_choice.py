@@ -14,7 +14,8 @@ from bert_core.data.windows import Window, first_ids_of, ids_of, with_special_to
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.classification import single_label_metrics, wrong_labels
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task, check_length, numbered
+from bert_core.tasks.base import CuttingParameters, Kind, Task, check_length, numbered
+from bert_core.tasks.evaluation import Columns
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import softmax
 

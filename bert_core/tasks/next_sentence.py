@@ -18,7 +18,8 @@ from bert_core.metrics.classification import (
     wrong_labels,
 )
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task, numbered
+from bert_core.tasks.base import CuttingParameters, Kind, Options, Task, numbered
+from bert_core.tasks.evaluation import Columns
 from bert_core.tasks.shapes import Label, Row
 from bert_core.tasks.texts import softmax, text_windows
 

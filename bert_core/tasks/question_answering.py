@@ -6,9 +6,9 @@ windows compete by score; a span that occurs in several windows gets its best sc
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,8 @@ from bert_core.data.words import parts_of
 from bert_core.errors import InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task, numbered
+from bert_core.tasks.base import Kind, Options, Parameters, Remarks, Task, numbered
+from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.shapes import Row
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ class Answers:
 @dataclass(frozen=True, kw_only=True)
 class QuestionAnsweringOptions(Options):
     """Options of question answering."""
+
+    free_names: ClassVar = frozenset(
+        {"doc_stride", "max_length", "max_question_length", "no_answer"}
+    )
+    own_names: ClassVar = frozenset({"max_length"})
 
     doc_stride: NonNegativeInt = 128
     """Tokens shared by neighbouring windows of a long passage, at most half a window; as in
@@ -169,8 +175,6 @@ class QuestionAnswering(Task):
     single_is_bare = True
     parameters = QuestionAnsweringParameters
     options = QuestionAnsweringOptions
-    free_options = frozenset(field.name for field in fields(QuestionAnsweringOptions))
-    own_options = frozenset({"max_length"})
     shared = ("context",)
     examples = (
         {"question": "Where is the tower?", "context": "The Eiffel Tower stands in Paris."},
@@ -204,7 +208,7 @@ class QuestionAnswering(Task):
                 "(SQuAD 2.0), or remove the row"
             )
 
-    def trained_at(self, max_length: int) -> "QuestionAnswering":
+    def to_learn(self, rows: Sequence[Row], max_length: int) -> "QuestionAnswering":
         max_length = min(max_length, self.chosen.max_length or max_length)
         return QuestionAnswering(options=replace(self.chosen, max_length=max_length))
 
@@ -212,7 +216,7 @@ class QuestionAnswering(Task):
     def max_length(self) -> int | None:
         return self.chosen.max_length
 
-    def is_comparable(self, other: Task) -> bool:
+    def is_comparable(self, other: Evaluated) -> bool:
         """Windows may differ."""
         return (
             isinstance(other, QuestionAnswering) and self.chosen.no_answer == other.chosen.no_answer

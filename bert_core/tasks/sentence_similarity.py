@@ -1,7 +1,7 @@
 """How similar sentences are to another: cosines of their vectors (Reimers and Gurevych 2019)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from bert_core.data.windows import Cut, Window
 from bert_core.errors import InputError
 from bert_core.metrics.regression import correlations
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Task, numbered
+from bert_core.tasks.base import Kind, Task, numbered
+from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.feature_extraction import (
     FeatureExtraction,
     FeatureExtractionOptions,
@@ -22,6 +23,7 @@ from bert_core.tasks.feature_extraction import (
     VectorParameters,
     unit,
 )
+from bert_core.tasks.modules import SentenceTransformer
 from bert_core.tasks.shapes import Row
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class Similarities:
     """How similar each of the sentences is, on any scale."""
 
 
-class SentenceSimilarity(Task):
+class SentenceSimilarity(Task, SentenceTransformer):
     """Rows are `{"source_sentence": …, "sentences": [...], "scores": [...]}`."""
 
     name = "sentence-similarity"
@@ -98,7 +100,7 @@ class SentenceSimilarity(Task):
     @classmethod
     def from_head(cls, other: Task) -> "SentenceSimilarity":
         """Of the vectors that the model gives."""
-        names = cls.options.__dataclass_fields__
+        names = [one.name for one in fields(cls.options)]
         return cls(options=cls.options(**{name: getattr(other.chosen, name) for name in names}))
 
     @classmethod
@@ -114,7 +116,7 @@ class SentenceSimilarity(Task):
     def max_length(self) -> int | None:
         return self.chosen.max_length
 
-    def is_comparable(self, other: Task) -> bool:
+    def is_comparable(self, other: Evaluated) -> bool:
         return self.name == other.name  # however a model computes its vectors
 
     def encoder_config(self, config: EncoderConfig) -> EncoderConfig:

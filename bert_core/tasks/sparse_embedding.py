@@ -16,7 +16,8 @@ from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, InputError
 from bert_core.metrics.retrieval import retrieval_columns, retrieval_metrics, sparse_ranks_of
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Task
+from bert_core.tasks.base import Kind, Task
+from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.feature_extraction import (
     PromptOptions,
     VectorParameters,
@@ -30,6 +31,7 @@ from bert_core.tasks.modules import (
     MODULES,
     SETTINGS,
     Read,
+    SentenceTransformer,
     kinds_of,
     longest_of,
     lowers_case,
@@ -88,7 +90,7 @@ class SparseEmbeddingParameters(VectorParameters):
         check_fields(self, error=InputError)
 
 
-class SparseEmbedding(Task):
+class SparseEmbedding(Task, SentenceTransformer):
     """Rows are `{"text": query, "text_pair": passage}`, with or without `negatives`."""
 
     name = "sparse-embedding"
@@ -163,7 +165,7 @@ class SparseEmbedding(Task):
     def max_length(self) -> int | None:
         return self.chosen.max_length
 
-    def is_comparable(self, other: Task) -> bool:
+    def is_comparable(self, other: Evaluated) -> bool:
         return self.name == other.name  # however a model computes its vectors
 
     def request_of(self, row: Row) -> str:

@@ -22,7 +22,8 @@ from bert_core.metrics.classification import (
     wrong_labels,
 )
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Remarks, numbered
+from bert_core.tasks.base import Kind, Remarks, numbered
+from bert_core.tasks.evaluation import Columns
 from bert_core.tasks.modules import activation_of
 from bert_core.tasks.shapes import Label, Row
 from bert_core.tasks.texts import TextOptions, TextParameters, TextTask, sigmoid, softmax
@@ -66,6 +67,8 @@ class SeveralLabels:
 @dataclass(frozen=True, kw_only=True)
 class TextClassificationOptions(TextOptions):
     """Options of text classification."""
+
+    free_names: ClassVar = frozenset({"positive_label"})
 
     multi_label: bool = False
     """Whether a text has any number of labels, in a column `labels` of lists; otherwise it has one.
@@ -125,7 +128,6 @@ class TextClassification(TextTask):
     primary_metric = "accuracy"
     parameters = TextClassificationParameters
     options = TextClassificationOptions
-    free_options = frozenset({"positive_label"})
     single = "A text to be labelled."
     pair: ClassVar = {"text": "A text to be labelled", "text_pair": "with this one."}
     examples = (single,)

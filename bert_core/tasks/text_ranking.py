@@ -5,7 +5,7 @@ The model reads both texts together, as sentence-transformers' CrossEncoder does
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,15 @@ from bert_core.data.windows import Window
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.retrieval import ranking_columns, ranking_metrics
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Options, Task, numbered
-from bert_core.tasks.modules import SAYS, Activation, activation_entry, activation_of
+from bert_core.tasks.base import Kind, Options, Task, numbered
+from bert_core.tasks.evaluation import Columns, Evaluated
+from bert_core.tasks.modules import (
+    SAYS,
+    Activation,
+    SentenceTransformer,
+    activation_entry,
+    activation_of,
+)
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import PairInput, TextParameters, numbers_of, sigmoid, text_windows
 
@@ -37,6 +44,8 @@ class Relevance:
 @dataclass(frozen=True, kw_only=True)
 class TextRankingOptions(Options):
     """How a model scores a query and a passage."""
+
+    free_names: ClassVar = frozenset({"highest_score", "max_length"})
 
     activation: Activation = "sigmoid"
     """What turns the model's output into a score: `sigmoid` gives 0 to 1, `identity` the output
@@ -59,7 +68,7 @@ class TextRankingParameters(TextParameters):
     """Return the model's output as it is, whatever the option `activation` says."""
 
 
-class TextRanking(Task):
+class TextRanking(Task, SentenceTransformer):
     """Rows are `{"text": query, "text_pair": passage, "score": 1.0}`, several per query.
 
     The loss is binary cross-entropy against the score as a share of the highest, as CrossEncoder
@@ -93,7 +102,6 @@ class TextRanking(Task):
     shared = ("text",)
     parameters = TextRankingParameters
     options = TextRankingOptions
-    free_options = frozenset({"highest_score", "max_length"})
     examples = ({"text": "how do I open a file", "text_pair": "Use open to read a file."},)
     cell_types: Mapping[str, pa.DataType] = {"score": pa.float64()}
 
@@ -160,7 +168,7 @@ class TextRanking(Task):
     def max_length(self) -> int | None:
         return self.chosen.max_length
 
-    def is_comparable(self, other: Task) -> bool:
+    def is_comparable(self, other: Evaluated) -> bool:
         return self.name == other.name  # only the order counts
 
     def build_objective(self, config: EncoderConfig) -> "Classification":

@@ -18,7 +18,8 @@ from bert_core.data.windows import Window
 from bert_core.errors import CorpusError
 from bert_core.metrics.regression import correlations
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Remarks, Task
+from bert_core.tasks.base import Kind, Remarks, Task
+from bert_core.tasks.evaluation import Columns
 from bert_core.tasks.modules import SAYS, activation_of
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextOptions, TextParameters, TextTask
@@ -105,7 +106,7 @@ class TextRegression(TextTask):
         _mean_and_deviation(rows)  # raises if there is nothing to learn
         return cls(options=cls.with_pairs(rows, options or cls.options()))
 
-    def to_learn(self, rows: Sequence[Row]) -> "TextRegression":
+    def to_learn(self, rows: Sequence[Row], max_length: int) -> "TextRegression":
         task = copy(self)
         task.scores = _mean_and_deviation(rows)
         return task

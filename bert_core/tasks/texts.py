@@ -13,6 +13,7 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, with_special_tokens
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.base import CuttingParameters, Options, Task, check_length
+from bert_core.tasks.evaluation import Evaluated
 from bert_core.tasks.shapes import Row
 from bert_core.wording import shown
 
@@ -124,7 +125,7 @@ class TextTask(Task):
             )
         return replace(options, pairs=any(are_pairs))
 
-    def is_comparable(self, other: Task) -> bool:
+    def is_comparable(self, other: Evaluated) -> bool:
         if not (super().is_comparable(other) and isinstance(other, TextTask)):
             return False
         return {self.chosen.pairs, other.chosen.pairs} != {True, False}

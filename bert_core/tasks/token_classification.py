@@ -57,7 +57,8 @@ from bert_core.metrics.entities import (
 )
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives import IGNORE
-from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task, numbered
+from bert_core.tasks.base import Kind, Options, Parameters, Remarks, Task, numbered
+from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.shapes import Label, Row
 from bert_core.tasks.tagged_words import (
     AggregationStrategy,
@@ -608,7 +609,7 @@ class TokenClassification(Task):
             "unknown_tags": ", ".join(sorted(set(unknown))),
         }
 
-    def is_comparable(self, other: Task) -> bool:
+    def is_comparable(self, other: Evaluated) -> bool:
         # Other options are about how texts are read or rows were written, not what is measured.
         return isinstance(other, TokenClassification) and (
             self.chosen.entities == other.chosen.entities

@@ -30,15 +30,8 @@ from bert_core.metrics.classification import (
     wrong_labels,
 )
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import (
-    Columns,
-    CuttingParameters,
-    Kind,
-    Options,
-    Task,
-    check_length,
-    numbered,
-)
+from bert_core.tasks.base import CuttingParameters, Kind, Options, Task, check_length, numbered
+from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.shapes import Label, Row
 from bert_core.tasks.texts import softmax
 from bert_core.wording import nearest, shortened
@@ -175,7 +168,7 @@ class ZeroShotClassification(Task):
             return None
         return None if _entailment(other.labels) is None else cls(other.labels)
 
-    def is_comparable(self, other: Task) -> bool:
+    def is_comparable(self, other: Evaluated) -> bool:
         """Whether both choose from the same labels, by any template."""
         if not isinstance(other, ZeroShotClassification):
             return False

@@ -103,7 +103,7 @@ def read_sets(
     from bert_core.tasks.catalog import TASKS
 
     kind = TASKS[config.task]
-    kind.check_given(config.options)
+    kind.options.check_given(config.options)
     usual = usual_columns(bundle, config.task)
     parts = read_parts(config, kind, kind.options_of(config.options), usual=usual)
     task = parts.task.in_order_of(bundle.task).adapted(bundle.state)
@@ -128,10 +128,10 @@ def read_parts(
     read = labelled_rows(config.train, "train", kind.shapes(options), checked, usual)
     rows, remarks = few_per_class(read.rows, config.rows_per_class), {TRAIN: read.remarks}
     with rows_of(config.train.source):
-        task = (known or kind.from_rows(rows, options)).trained_at(config.max_length)
+        task = known or kind.from_rows(rows, options)
     parts = divided(rows, task.groups(rows, task.chosen), config.selection)
     with rows_of(config.train.source):
-        task = task.to_learn(parts[TRAIN])
+        task = task.to_learn(parts[TRAIN], config.max_length)
     if SELECTION in parts and config.selection.metric is not None:
         # Before an epoch of training shows what its scores are.
         metric = config.selection.named(task.baseline(parts[SELECTION]))

@@ -158,4 +158,4 @@ def test_scores_that_cannot_be_learned_are_refused(scores: list[float], message:
     with pytest.raises(CorpusError, match=message):
         TextRegression.from_rows(rows)
     with pytest.raises(CorpusError, match=message):
-        TextRegression().to_learn(rows)
+        TextRegression().to_learn(rows, 16)

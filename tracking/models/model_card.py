@@ -160,7 +160,7 @@ def _use(publication: Publication, predictor: "Predictor", example: Any) -> str:
     try:
         [answer], cut = predictor.predict([example]), ""
     except InputError:  # the example is too long
-        [answer], cut = predictor.predict([example], task.cutting()), _cut(task)
+        [answer], cut = predictor.predict([example], task.parameters.cutting()), _cut(task)
     best = json.dumps(task.cells(answer), ensure_ascii=False)
     call = f"[{example!r}]" if isinstance(example, str) else f"pd.DataFrame([{dict(example)!r}])"
     imports = (

@@ -365,7 +365,7 @@ def _signature(predictor: "Predictor", input_example: Sequence[Any]) -> "ModelSi
     from mlflow.types import ParamSchema, ParamSpec
 
     task = predictor.task
-    predictor.predict(input_example, task.cutting())
+    predictor.predict(input_example, task.parameters.cutting())
     defaults = task.parameters()
     parameters = [
         # All fields of a parameter class have defaults, so a caller may leave them out.

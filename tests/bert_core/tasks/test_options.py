@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from bert_core.errors import ConfigError, RaybertError
+from bert_core.model.config import EncoderConfig
 from bert_core.scores import scores_of
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
+from bert_core.tasks.modules import SentenceTransformer
 from bert_core.tasks.shapes import labelled
 from tests import tiny
 from tests.labelled_rows import KINDS, rows_of
@@ -36,7 +38,7 @@ def test_an_option_changes_something_or_is_refused(
     before = seen(task, records, usual)
     for value in others(task, records, option, getattr(usual, option)):
         try:
-            task.check_given({option: value})
+            task.options.check_given({option: value})
             after = seen(task, records, task.options_of({**kind.options, option: value}))
         except RaybertError as error:
             after = str(error)
@@ -105,10 +107,16 @@ def seen(of: type[Task], records: list[dict[str, Any]], options: Any) -> str:
         encoder, task.group_rows, task.max_length, numbers, type(objective), windows,
         np.round([float(number) for number in _numbers([*answers, *of_texts])], 5).tolist(),
         task.metrics(task.compare(rows, answers)), task.by_class(task.compare(rows, answers)),
-        task.files(encoder), task.config_entries(),
+        *files_of(task, encoder),
         task.labels, task.shapes(task.chosen),
     ]  # fmt: skip
     return repr(parts)
+
+
+def files_of(task: Task, encoder: EncoderConfig) -> list[Any]:
+    if isinstance(task, SentenceTransformer):
+        return [task.files(encoder), task.config_entries()]
+    return []
 
 
 def _is_plain(value: Any) -> bool:

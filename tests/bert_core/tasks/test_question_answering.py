@@ -231,10 +231,10 @@ def test_settings_out_of_range_are_refused() -> None:
 
 def test_windows_are_as_long_as_in_training_unless_others_are_asked_for() -> None:
     row = row_of("ab cd ef gh " * 8)
-    task = TASK.trained_at(24)
+    task = TASK.to_learn([], 24)
     assert task.chosen == replace(OPTIONS, max_length=24)
-    assert task.trained_at(16).max_length == 16, "a student may be trained on shorter ones"
-    assert task.trained_at(48).max_length == 24
+    assert task.to_learn([], 16).max_length == 16, "a student may be trained on shorter ones"
+    assert task.to_learn([], 48).max_length == 24
     lengths = [
         max(window.tokens for window in each)
         for each in (
@@ -250,6 +250,6 @@ def test_windows_are_as_long_as_in_training_unless_others_are_asked_for() -> Non
 
 
 def test_models_with_other_windows_are_compared_but_not_with_those_that_may_not_answer() -> None:
-    assert TASK.is_comparable(TASK.trained_at(24))
+    assert TASK.is_comparable(TASK.to_learn([], 24))
     assert not TASK.is_comparable(WITH_NONE)
     assert not TASK.is_comparable(TextClassification(["a", "b"]))

@@ -21,8 +21,9 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.distillation import Distillation
 from bert_core.objectives.likelihood import MaskedWordLikelihood
 from bert_core.scores import scores_of
-from bert_core.tasks.base import Columns, Parameters, Task
+from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.catalog import TASKS, also
+from bert_core.tasks.evaluation import Columns
 from bert_core.tasks.shapes import Row, as_row, labelled
 from bert_core.tasks.text_regression import TextRegression
 from bert_core.tasks.zero_shot_classification import INFERENCE_LABELS

@@ -191,11 +191,11 @@ def holder_of(task: str, bundles: dict[str, Path]) -> Path:
 @pytest.mark.parametrize("name", sorted(TASKS))
 def test_kept_answers_are_those_that_are_computed(name: str, bundles: dict[str, Path]) -> None:
     folder, rng = holder_of(name, bundles), random.Random(6)
-    make, kind = INPUTS.get(name, pair), TASKS[name]
+    make, parameters = INPUTS.get(name, pair), TASKS[name].parameters
     requests = [
         (
             [make(rng) for _ in range(rng.randint(1, 6))],
-            dataclasses.replace(kind.cutting(), **rng.choice(PARAMETERS.get(name, [{}]))),
+            dataclasses.replace(parameters.cutting(), **rng.choice(PARAMETERS.get(name, [{}]))),
         )
         for _ in range(25)
     ]
@@ -208,7 +208,7 @@ def test_kept_answers_are_those_that_are_computed(name: str, bundles: dict[str, 
         assert ours.answers == theirs.answers
         assert (ours.tokens, ours.cut) == (theirs.tokens, theirs.cut)
         assert theirs.hits is None
-    assert any(each.cut for each in kept) or kind.parameters.cut_by is None
+    assert any(each.cut for each in kept) or parameters.cut_by is None
     hits = [(each.hits, len(each.answers)) for each in kept]
     assert any(some == every for some, every in hits)
     assert any(0 < some < every for some, every in hits)
@@ -275,7 +275,7 @@ def test_a_text_is_kept_only_if_it_is_known_where_it_was_cut(bundle: Path) -> No
     texts = [f"{number} {LONG}" for number in range(MOST_CUT + 5)]
 
     async def ask(model: Model) -> tuple[Answered, Answered]:
-        parameters = model.task.cutting()
+        parameters = model.task.parameters.cutting()
         return await model.answer(texts, parameters), await model.answer(texts[::-1], parameters)
 
     first, reversed_ = with_model(bundle, ask)
