@@ -53,6 +53,8 @@ class Range:
     __repr__ = __str__
 
 
+TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
+"""The algorithms that split words into pieces."""
 PositiveInt = Annotated[int, Range(least=1)]
 NonNegativeInt = Annotated[int, Range(least=0)]
 PositiveFloat = Annotated[float, Range(above=0)]

@@ -6,9 +6,8 @@ from functools import partial
 from typing import Annotated
 
 from bert_core import files
-from bert_core.checks import NonNegativeInt, PositiveInt, Range
+from bert_core.checks import NonNegativeInt, PositiveInt, Range, TokenizerKind
 from bert_core.data.documents import clean, document_digest, document_fraction
-from bert_core.data.subwords import TokenizerKind
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.errors import CorpusError
 from bert_core.manifest import Manifest, Output

@@ -1,11 +1,12 @@
 """The algorithms that split words: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's Unigram."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from bert_core.checks import TokenizerKind
 from bert_core.data.special_tokens import CLS, MASK, OTHER_NAMES, PAD, SEP, UNK, special_tokens
 from bert_core.errors import FormatError
 
@@ -13,7 +14,6 @@ CONTINUATION = "##"
 # Prefixes of tokens that begin a word: the space of byte-level BPE, and of Unigram.
 BYTE_SPACE, SPACE = "Ġ", "▁"
 MAX_CHARACTERS_PER_WORD = 100
-TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
 
 
 def kind_of(inner: tokenizers.Tokenizer) -> TokenizerKind:

@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import pre_tokenizers, processors
 
 from bert_core import files
+from bert_core.checks import TokenizerKind
 from bert_core.data.bulk import BulkEncoder, encode_whole, in_slices
 from bert_core.data.byte_level import BulkByteLevel
 from bert_core.data.special_tokens import (
@@ -35,7 +36,6 @@ from bert_core.data.subwords import (
     CONTINUATION,
     MAX_CHARACTERS_PER_WORD,
     SPACE,
-    TokenizerKind,
     bert_normalizer,
     byte_level_bpe,
     kind_of,

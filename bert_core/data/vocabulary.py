@@ -12,11 +12,11 @@ import pyarrow as pa
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
+from bert_core.checks import TokenizerKind
 from bert_core.data.special_tokens import CLS, MASK, OTHER_NAMES, PAD, SEP, SPECIAL_TOKENS, UNK
 from bert_core.data.subwords import (
     CONTINUATION,
     SPACE,
-    TokenizerKind,
     bert_normalizer,
     unigram_normalizer,
 )

@@ -27,7 +27,8 @@ Family = Literal[
     "modernbert",
 ]
 NormPlacement = Literal["post", "pre"]
-Pooling = Literal["cls", "mean"]
+Pooling = Literal["mean", "cls"]
+"""What stands for a row: the mean of its tokens' vectors, or the first token's vector."""
 AngleBase = Annotated[float, Range(above=1)]
 
 

@@ -1,8 +1,9 @@
 """All encoders, by name. Data only."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from bert_core.checks import TokenizerKind
 from bert_core.model.config import (
     AttentionConfig,
     BiasedAttentionConfig,
@@ -21,7 +22,7 @@ class Variant:
     """An encoder described in a paper."""
 
     config: EncoderConfig
-    tokenizer: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
+    tokenizer: TokenizerKind = "wordpiece"
     """Kind of vocabulary, a value of `raybert vocab --kind`."""
     paper: str
     """The paper that describes it."""

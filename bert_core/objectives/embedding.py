@@ -1,6 +1,7 @@
 """Text embeddings, trained so that texts that belong together have similar vectors."""
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -9,20 +10,130 @@ from torch import Tensor
 from torch.nn import functional
 
 from bert_core.model.encoder import Encoded
-from bert_core.objectives.base import Batch, LossPart, Objective, cross_entropy
+from bert_core.objectives import VectorLoss
+from bert_core.objectives.base import (
+    Batch,
+    LossPart,
+    Objective,
+    cross_entropy,
+    soft_cross_entropy,
+)
 
-Loss = Literal["contrastive", "cosine"]
+
+@dataclass(frozen=True)
+class Compared:
+    """The vectors of R rows, scaled to length 1: each row's own text, and the C texts that the rows
+    are compared with, row after row."""
+
+    own: Float[Tensor, "rows width"]
+    others: Float[Tensor, "compared width"]
+    own_at: Int[Tensor, "rows"]
+    """Place of each row's own text among all texts of the batch."""
+    others_at: Int[Tensor, "compared"]
+    """Place of each compared text among all texts of the batch."""
+    row_of: Int[Tensor, "compared"]
+    """The row of each compared text."""
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """Softmax over cosines divided by `temperature`, among the compared texts of all rows of the
+    group, of which the row's first is right: in-batch negatives, InfoNCE, or
+    sentence-transformers' MultipleNegativesRankingLoss.
+
+    Source: van den Oord et al. 2018, section 2.3; negatives from other rows as in Henderson et al.
+        2017, section 4.4.
+    """
+
+    temperature: float
+    chooses: ClassVar[bool] = True
+
+    def count(self, batch: Batch) -> int:
+        return len(batch["choices"])
+
+    def scores(
+        self, texts: Compared, batch: Batch
+    ) -> tuple[Float[Tensor, "rows compared"], Int[Tensor, "rows"]]:
+        """A row's scores of all compared texts, and the index of its right one."""
+        with torch.autocast(texts.own.device.type, enabled=False):  # bf16 has three digits
+            scores = texts.own @ texts.others.mT / self.temperature  # (R, C)
+        sizes = batch["choices"].sub(1)
+        targets = sizes.cumsum(0) - sizes
+        return scores.masked_fill(self._ruled_out(texts, batch, targets), float("-inf")), targets
+
+    def _ruled_out(
+        self, texts: Compared, batch: Batch, targets: Int[Tensor, "rows"]
+    ) -> Bool[Tensor, "rows compared"]:
+        """Texts left out of a row's softmax: those of other groups, copies of the row's own text,
+        and copies of any text that its group marks as right for it."""
+        group = _counted(batch["groups"])  # (R,)
+        anchor, compared = batch["texts"][texts.own_at], batch["texts"][texts.others_at]
+        alike = (anchor[:, None] == anchor) & (group[:, None] == group)  # (R, R)
+        is_right = compared[targets][:, None] == compared  # (R, C)
+        right_too = (alike.float() @ is_right.float() > 0) | (anchor[:, None] == compared)
+        right_too[torch.arange(len(targets), device=targets.device), targets] = False
+        return right_too | (group[:, None] != group[texts.row_of])
+
+    def part(self, scores: Float[Tensor, "rows compared"], targets: Tensor) -> LossPart:
+        return cross_entropy(scores, targets)
+
+    def soft_part(
+        self,
+        scores: Float[Tensor, "rows compared"],
+        teachers: Float[Tensor, "rows compared"],
+        temperature: float,
+    ) -> LossPart:
+        return soft_cross_entropy(scores, teachers, temperature)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """The squared error of each pair's cosine (Reimers and Gurevych 2019, section 3)."""
+
+    temperature: float
+    """Not read."""
+    chooses: ClassVar[bool] = False
+
+    def count(self, batch: Batch) -> int:
+        return len(batch["similarities"]) - len(batch["choices"])
+
+    def scores(
+        self, texts: Compared, batch: Batch
+    ) -> tuple[Float[Tensor, "compared"], Float[Tensor, "compared"]]:
+        """The cosine of each pair, and its similarity."""
+        cosines = (texts.own.index_select(0, texts.row_of) * texts.others).sum(-1)
+        return cosines, batch["similarities"][texts.others_at]
+
+    def part(self, scores: Float[Tensor, "compared"], targets: Tensor) -> LossPart:
+        return LossPart((scores - targets).square().sum(), len(scores), None)
+
+    def soft_part(
+        self,
+        scores: Float[Tensor, "compared"],
+        teachers: Float[Tensor, "compared"],
+        temperature: float,
+    ) -> LossPart:
+        return self.part(scores, teachers)
+
+
+LOSSES: dict[VectorLoss, type[Contrastive] | type[Cosine]] = {
+    "contrastive": Contrastive,
+    "cosine": Cosine,
+}
+"""A loss says how many items a batch has, what their scores and targets are, and what they cost."""
 
 
 class Embedding(Objective):
     """A vector is the mean of a run of tokens. There is no head, so any encoder can be used.
 
-    A row is a text followed by the texts that it is compared with, one sequence each. `cosine`: the
-    squared error of each cosine (Reimers and Gurevych 2019, section 3). `contrastive`: softmax over
-    cosines divided by `temperature`, over the compared texts of all rows of the group; the row's
-    first compared text is right (van den Oord et al. 2018, section 2.3; negatives from other rows
-    as in Henderson et al. 2017, section 4.4). The batch defines the groups, which do not depend on
-    the number of workers or the micro-batch size.
+    A row is a text followed by the texts that it is compared with, one sequence each:
+
+        text, text_pair                `contrastive`  other rows' texts are wrong
+        text, text_pair, negatives     `contrastive`  so are the negatives, of all rows
+        text, text_pair, score         `cosine`       the cosine should be the score
+
+    The batch defines the groups whose rows are each other's negatives; they do not depend on the
+    number of workers or the micro-batch size.
     """
 
     name = "embedding"
@@ -32,10 +143,10 @@ class Embedding(Objective):
     position_key = "vector_starts"
     graph_outputs = ("last_hidden_state",)
 
-    def __init__(self, loss: Loss = "contrastive", temperature: float = 0.05) -> None:
+    def __init__(self, loss: VectorLoss = "contrastive", temperature: float = 0.05) -> None:
         super().__init__()
-        self.loss, self.temperature = loss, temperature
-        self.chooses = loss == "contrastive"
+        self.loss = LOSSES[loss](temperature)
+        self.chooses = self.loss.chooses
 
     def places(self, batch: Batch) -> Int[Tensor, "tokens"]:
         """All tokens of the runs, run after run."""
@@ -63,14 +174,10 @@ class Embedding(Objective):
         return torch.from_numpy(np.stack([tokens[start:end].mean(0) for start, end in runs]))
 
     def counts(self, batch: Batch) -> int:
-        rows = len(batch["choices"])
-        return rows if self.loss == "contrastive" else len(batch["similarities"]) - rows
+        return self.loss.count(batch)
 
     def part(self, logits: Float[Tensor, "items hidden"], batch: Batch) -> LossPart:
-        scores, targets = self._scored(logits, batch)
-        if self.loss == "contrastive":
-            return cross_entropy(scores, targets)
-        return LossPart((scores - targets).square().sum(), len(scores), None)
+        return self.loss.part(*self.loss.scores(_compared(logits, batch), batch))
 
     def soft_part(
         self,
@@ -80,50 +187,22 @@ class Embedding(Objective):
         temperature: float,
     ) -> LossPart:
         """Compares cosines instead of vectors, since a teacher's vectors may be wider."""
-        student, teacher = (self._scored(vectors, batch)[0] for vectors in (logits, teachers))
-        if self.loss == "contrastive":
-            return super().soft_part(student, teacher, batch, temperature)
-        return LossPart((student - teacher).square().sum(), len(student), None)
+        student, teacher = (
+            self.loss.scores(_compared(vectors, batch), batch)[0] for vectors in (logits, teachers)
+        )
+        return self.loss.soft_part(student, teacher, temperature)
 
-    def _scored(
-        self, logits: Float[Tensor, "items width"], batch: Batch
-    ) -> tuple[Float[Tensor, "..."], Tensor]:
-        """Scores and their targets: the cosine of each pair and its similarity, or a row's scores
-        for all compared texts and the index of its right one."""
-        vectors = functional.normalize(logits, dim=-1)
-        sizes = batch["choices"]
-        firsts = sizes.cumsum(0) - sizes
-        row_of = _counted(sizes)
-        is_compared = torch.arange(len(row_of), device=sizes.device) != firsts[row_of]
-        of_compared = is_compared.nonzero()[:, 0]
-        anchors, compared = vectors.index_select(0, firsts), vectors.index_select(0, of_compared)
-        row_of = row_of[of_compared]
-        if self.loss == "cosine":
-            cosines = (anchors.index_select(0, row_of) * compared).sum(-1)
-            return cosines, batch["similarities"][of_compared]
-        with torch.autocast(vectors.device.type, enabled=False):  # bf16 has three digits
-            scores = anchors @ compared.mT / self.temperature  # (rows, compared)
-        targets = sizes.sub(1).cumsum(0) - sizes.sub(1)
-        ruled_out = self._ruled_out(batch, firsts, of_compared, row_of, targets)
-        return scores.masked_fill(ruled_out, float("-inf")), targets
 
-    def _ruled_out(
-        self,
-        batch: Batch,
-        firsts: Int[Tensor, "rows"],
-        of_compared: Int[Tensor, "compared"],
-        row_of: Int[Tensor, "compared"],
-        targets: Int[Tensor, "rows"],
-    ) -> Bool[Tensor, "rows compared"]:
-        """Texts left out of a row's softmax: those of other groups, copies of the row's own text,
-        and copies of any text that its group marks as right for it."""
-        group = _counted(batch["groups"])
-        anchor, compared = batch["texts"][firsts], batch["texts"][of_compared]
-        alike = (anchor[:, None] == anchor) & (group[:, None] == group)  # (rows, rows)
-        is_right = compared[targets][:, None] == compared  # (rows, compared)
-        right_too = (alike.float() @ is_right.float() > 0) | (anchor[:, None] == compared)
-        right_too[torch.arange(len(targets), device=targets.device), targets] = False
-        return right_too | (group[:, None] != group[row_of])
+def _compared(vectors: Float[Tensor, "items width"], batch: Batch) -> Compared:
+    """The batch's vectors, apart into rows' own and those that they are compared with."""
+    unit = functional.normalize(vectors, dim=-1)
+    sizes = batch["choices"]
+    own_at = sizes.cumsum(0) - sizes
+    row_of = _counted(sizes)
+    is_compared = torch.arange(len(row_of), device=sizes.device) != own_at[row_of]
+    others_at = is_compared.nonzero()[:, 0]
+    own, others = unit.index_select(0, own_at), unit.index_select(0, others_at)
+    return Compared(own, others, own_at, others_at, row_of[others_at])
 
 
 def _means(hidden: Float[Tensor, "tokens hidden"], batch: Batch) -> Float[Tensor, "items hidden"]:

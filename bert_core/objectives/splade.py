@@ -1,18 +1,15 @@
 """Sparse vectors from a masked-word head: a weight per entry of the vocabulary."""
 
-from typing import Literal
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
+from bert_core.objectives import EntryPooling, EntryWeight
 from bert_core.objectives.base import Batch
 from bert_core.objectives.mlm import MaskedLanguageModeling
 
-Pooling = Literal["max", "sum"]
-Activation = Literal["relu", "log1p_relu"]
 SCORES_AT_ONCE = 1 << 25
 """Most scores in memory at once, 128 MB in fp32: there is one per token and entry."""
 
@@ -32,7 +29,7 @@ class Splade(MaskedLanguageModeling):
     graph_outputs = ("sparse_embedding",)
 
     def __init__(
-        self, config: EncoderConfig, pooling: Pooling = "max", activation: Activation = "relu"
+        self, config: EncoderConfig, pooling: EntryPooling = "max", activation: EntryWeight = "relu"
     ) -> None:
         super().__init__(config)
         self.pooling, self.activation = pooling, activation

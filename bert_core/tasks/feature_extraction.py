@@ -24,7 +24,8 @@ from bert_core.data.windows import (
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
-from bert_core.model.config import EncoderConfig
+from bert_core.model.config import EncoderConfig, Pooling
+from bert_core.objectives import VectorLoss
 from bert_core.tasks.base import Kind, Options, Parameters, Task, numbered
 from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.modules import (
@@ -47,10 +48,8 @@ from bert_core.tasks.texts import Side, TextInput, cuts_beginning, numbers_of
 if TYPE_CHECKING:
     from bert_core.objectives.embedding import Embedding
 
-Loss = Literal["contrastive", "cosine"]
-Pooling = Literal["mean", "cls"]
 POOLING = "1_Pooling/config.json"
-_OF_OTHER: Mapping[Loss, tuple[str, ...]] = {
+_OF_OTHER: Mapping[VectorLoss, tuple[str, ...]] = {
     "cosine": ("group_size", "temperature"),
     "contrastive": ("highest_score",),
 }
@@ -122,7 +121,7 @@ class FeatureExtractionOptions(VectorOptions):
 
     normalize: bool = False
     """Whether vectors are scaled to length 1."""
-    loss: Loss | None = None
+    loss: VectorLoss | None = None
     """`cosine` for training rows with a score, otherwise `contrastive`; detected from the rows."""
     highest_score: PositiveFloat | None = None
     """The score of texts with the same meaning; by default, the highest in the training rows."""
@@ -552,7 +551,7 @@ def _check_pairs(rows: Sequence[Row]) -> None:
             )
 
 
-def _loss_of(rows: Sequence[Row]) -> Loss:
+def _loss_of(rows: Sequence[Row]) -> VectorLoss:
     """The loss for these rows. Raises: CorpusError without a pair, or if only some have a score."""
     _check_pairs(rows)
     scored = rows[0].get("score") is not None

@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, InputError
 from bert_core.metrics.retrieval import retrieval_columns, retrieval_metrics, sparse_ranks_of
 from bert_core.model.config import EncoderConfig
+from bert_core.objectives import EntryPooling, EntryWeight
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.feature_extraction import (
@@ -68,9 +69,9 @@ class OtherPassages:
 class SparseEmbeddingOptions(PromptOptions):
     """How a model turns the scores of tokens into a vector; sentence-transformers' names."""
 
-    pooling: Literal["max", "sum"] = "max"
+    pooling: EntryPooling = "max"
     """What is taken over the tokens, special ones included."""
-    activation: Literal["relu", "log1p_relu"] = "relu"
+    activation: EntryWeight = "relu"
     """What turns a score into a weight: log(1 + ReLU(score)), or the logarithm twice."""
     max_length: Annotated[int, Range(least=3)] | None = None
     """Tokens at which texts are cut, if lower than the model's positions."""
