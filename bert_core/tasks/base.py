@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -58,7 +58,7 @@ class Parameters:
     """The field that enables cutting of inputs that are too long; None if the task never cuts."""
 
     @classmethod
-    def cutting(cls) -> Self:
+    def cutting(cls) -> "Parameters":
         """The defaults, except that inputs which are too long are cut."""
         return cls(**({} if cls.cut_by is None else {cls.cut_by: True}))
 

@@ -4,11 +4,12 @@ A task decides by them whether a folder is its own; `bundle.foreign` finds the f
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from bert_core.data.tokenizer_files import limit_in
 from bert_core.errors import FormatError
 from bert_core.model.config import EncoderConfig
+from bert_core.tasks.base import Task
 from bert_core.typed import as_type
 
 MODULES = "modules.json"
@@ -43,7 +44,7 @@ class SentenceTransformer:
     """What a task is, beside a `Task`, if sentence-transformers reads its bundles."""
 
     @classmethod
-    def from_modules(cls, read: Read) -> "Self | None":
+    def from_modules(cls, read: Read) -> Task | None:
         """The task of a folder whose modules sentence-transformers lists; None if they are for
         another task, or compute what cannot be reproduced here."""
         return None

@@ -1,7 +1,7 @@
 """Every option of every task changes something that a user can see, or is refused."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -120,7 +120,7 @@ def files_of(task: Task, encoder: EncoderConfig) -> list[Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float)
+    return isinstance(value, str | int | float) or is_dataclass(value)
 
 
 def _numbers(value: Any) -> list[float]:
