@@ -24,13 +24,18 @@ MAX_DIGITS = 18
 """Digits of a number that are read; more make it larger than any limit."""
 
 
+def kind_of(request: Request) -> str:
+    """The media type that the body is said to have, without parameters; empty if none is."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 async def receive(request: Request, limits: Limits) -> bytes:
     """The request's body, inflated if it came compressed.
 
     Raises: TooLargeError, SlowRequestError, MediaTypeError, CodingError; NotJSONError if it was not
         compressed as it says; ClosedError if the client is gone.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = kind_of(request)
     # A page may also post without a type, as programs do: those send no Origin.
     is_of_page = kind in TEXT_TYPES or (not kind and "origin" in request.headers)
     if is_of_page and request.method == "POST":

@@ -230,6 +230,8 @@ class Endpoint:
     """Type of its answers as JSON, for the API's documentation."""
     forms: tuple[str, ...] = (JSON,)
     """Media types that its answers can have, for the API's documentation."""
+    nameless: tuple[str, ...] = ()
+    """Media types of bodies that are no JSON, and name no model."""
     summary: str = ""
     cut: Callable[[str], dict[str, Any]] = lambda name: {"parameters": {name: True}}
     """The part of a body that has long texts cut, by the task's name for it."""

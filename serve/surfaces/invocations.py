@@ -1,9 +1,13 @@
 """MLflow's and SageMaker's `/invocations` and `/ping`.
 
-Answers are those of the model that `raybert publish` registers: a record per row with the task's
-columns, such as `label` and `score`.
+A body is JSON or, as `text/csv`, a table with the names of its columns first. Its cells are texts
+as they stand (MLflow's own server reads `NA` as missing, and `007` as a number); empty ones are
+missing. Answers are those of the model that `raybert publish` registers: a record per row with the
+task's columns, such as `label` and `score`.
 """
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -13,6 +17,7 @@ from fastapi import Response
 from bert_core.tasks.base import Task
 from bert_core.tasks.shapes import rows_of
 from bert_core.wording import nearest, shown
+from serve.request.body import kind_of
 from serve.request.errors import RequestError
 from serve.surfaces.base import (
     Body,
@@ -29,6 +34,7 @@ from serve.surfaces.vectors import check_one_vector
 FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
 
 
+CSV = "text/csv"
 INPUTS = "inputs"
 """MLflow's name of an only column."""
 
@@ -59,8 +65,11 @@ class Predictions:
 
 
 async def invoke(call: Call) -> Response:
-    """A record per row."""
-    request = await call.read(Invocation)
+    """A record per row, of JSON or CSV."""
+    if kind_of(call.request) == CSV:
+        request = await call.model.off_loop(_table, call.body)
+    else:
+        request = await call.read(Invocation)
     forms = [name for name in FORMS if getattr(request, name) is not None]
     if len(forms) != 1:
         raise RequestError(
@@ -94,6 +103,25 @@ async def invoke(call: Call) -> Response:
     return await call.respond(
         answered,
         lambda: {"predictions": [_record(task, parameters, each) for each in answered.answers]},
+    )
+
+
+def _table(body: bytes) -> Invocation:
+    """The table that a body is in CSV, as pandas writes it. Raises: RequestError."""
+    try:
+        lines = csv.reader(io.StringIO(body.decode("utf-8-sig"), newline=""), strict=True)
+        rows = [row for row in lines if row]  # without blank lines
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise RequestError(
+            f"the body: wanted CSV in UTF-8, it cannot be read ({error}): correct it, or send JSON"
+        ) from error
+    if not rows:
+        raise RequestError("the body: wanted a line with the names of columns, got nothing")
+    columns, *cells = rows
+    return Invocation(
+        dataframe_split=Split(
+            columns=columns, data=[[cell or None for cell in row] for row in cells]
+        )
     )
 
 
@@ -161,6 +189,7 @@ SURFACE = Surface(
             body=Invocation,
             shape=Predictions,
             cut=lambda name: {"params": {name: True}},
+            nameless=(CSV,),
         ),
         Endpoint(
             path="/ping",

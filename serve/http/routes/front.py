@@ -29,7 +29,7 @@ from serve.model.card import ServedModel
 from serve.model.sizes import SMALL
 from serve.observe.records import record_of
 from serve.request.auth import Keys
-from serve.request.body import receive
+from serve.request.body import kind_of, receive
 from serve.request.disconnects import while_connected
 from serve.request.errors import NotReadyError, RequestError, WrongTaskError
 from serve.request.limits import Limits
@@ -101,7 +101,7 @@ class _Front:
             admit(self.keys, request, None)  # the model counts the request
         body = b"" if endpoint.method == "GET" else await receive(request, self.limits)
         name = request.path_params.get("model")
-        if name is None and body:
+        if name is None and body and kind_of(request) not in endpoint.nameless:
             in_thread = len(body) > SMALL
             name = await asyncio.to_thread(_model_in, body) if in_thread else _model_in(body)
         if name is None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pandas as pd
 import pytest
 
 from bert_core.inference.predictor import Predictor
@@ -37,6 +38,45 @@ def test_every_form_of_the_same_rows_has_the_same_records(
     assert [record["label"] for record in records] == [record["label"] for record in wanted]
     for record, expected in zip(records, wanted, strict=True):
         assert record["score"] == pytest.approx(expected["score"], abs=1e-6)
+
+
+@pytest.mark.parametrize("prefix", ["", f"/v1/models/{NAME}"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_table_in_csv_is_answered_as_the_same_rows_are(front: str, prefix: str, end: str) -> None:
+    """mlflow 3.17, `mlflow.pyfunc.scoring_server`: CONTENT_TYPE_CSV. Its pandas would read some of
+    these cells as missing or as numbers."""
+    cells = ["NA", "007", "1e5", 'a, "b"\nc', "null", "café"]
+    table = pd.DataFrame({"text": cells, "text_pair": [None, *cells[:-1]]})
+    text = table.to_csv(index=False, lineterminator=end)
+    url, kind = f"{front}{prefix}/invocations", "text/csv; charset=utf-8"
+    for body in (text.encode(), text.encode("utf-8-sig")):
+        came = httpx.post(url, content=body, headers={"Content-Type": kind}, timeout=30)
+        wanted = httpx.post(url, json={"dataframe_records": [
+            {key: value for key, value in row.items() if isinstance(value, str)}
+            for row in table.to_dict("records")
+        ]}, timeout=30)  # fmt: skip
+        assert (came.status_code, came.json()) == (200, wanted.json())
+    empty = httpx.post(url, content=b"text\n", headers={"Content-Type": kind}, timeout=30)
+    assert empty.json() == {"predictions": []}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "wanted a line with the names of columns, got nothing"),
+        (b"text\na,b\n", "dataframe_split.data[0]: wanted 1 cells"),
+        (b"txt\na\n", "(did you mean text?)"),
+        (b"text,text\na,b\n", "wanted different names, got 'text' 2 times"),
+        (b"text,text_pair\n,b\n", "inputs[0]: wanted text"),
+        (b"text\n\xff\n", "wanted CSV in UTF-8, it cannot be read"),
+        (b'text\n"a\n', "wanted CSV in UTF-8, it cannot be read"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_told(front: str, body: bytes, message: str) -> None:
+    url, headers = f"{front}/v1/models/{NAME}/invocations", {"Content-Type": "text/csv"}
+    response = httpx.post(url, content=body, headers=headers, timeout=30)
+    assert response.status_code == 400
+    assert message in response.json()["message"]
 
 
 @pytest.mark.parametrize(
