@@ -69,3 +69,22 @@ def test_a_log_is_not_flooded(capsys: pytest.CaptureFixture[str]) -> None:
         for _ in range(1000):
             shown.add()
     assert capsys.readouterr().out == ""
+
+
+def test_a_remark_has_a_line_with_what_it_counts_or_says_and_none_without(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from bert_core.tasks.token_classification import TokenClassification
+
+    progress.print_remarks(
+        "a", {"rows_cut": 1, "words_left_out": 2000, "rows_seen": 0, "types": ""}, "b"
+    )
+    assert capsys.readouterr().out == "a: 1 row cut in b\na: 2,000 words left out in b\n"
+    known = {"tokens": ["a", "b"], "tags": ["B-x", "O"]}
+    task = TokenClassification.from_rows([known])
+    progress.print_remarks("a", task.remarks([known]), "b")
+    assert capsys.readouterr().out == "a: tag scheme: BIO in b\n", "nothing of unknown tags"
+    unknown = {"tokens": ["a", "b"], "tags": ["B-z", "B-y"]}
+    progress.print_remarks("a", task.remarks([unknown]), "b")
+    told = capsys.readouterr().out
+    assert "a: 2 words with unknown tags in b\na: unknown tags: y, z in b\n" in told
