@@ -25,7 +25,7 @@ EXIT_CODES = {
 }
 """What the commands exit with; `submit` and `jobs attach` exit as their job does."""
 
-PARTS = ("inspect", "list", "report", "ui")
+PARTS = ("inspect", "list", "promote", "report", "ui")
 """Commands of which a part works without the extra."""
 EXTRAS = {
     **dict.fromkeys([*STAGES, *PARTS], "train"),
@@ -86,6 +86,8 @@ def _run(word: str, arguments: list[str]) -> int:
         return jobs.run(parse(word, _named(arguments, "--action", "--job")))
     if word == "list":
         arguments = _named(arguments, "--what", "--task")
+    if word == "promote":
+        arguments = _named(arguments, "--name", "--version")
     if word == "ui":
         arguments = _named(arguments, "--run")
     if word == "report":

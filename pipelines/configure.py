@@ -57,6 +57,9 @@ KEYS = "serve keys"
 COMMANDS = {
     "serve": Command("serve.config", "ServeConfig", "answer requests over HTTP"),
     KEYS: Command("serve.keys", "KeysConfig", "create, list or revoke API keys"),
+    "promote": Command(
+        "pipelines.commands.promote", "PromoteConfig", "move an alias of the registry to a version"
+    ),
     "quickstart": Command(
         "pipelines.commands.quickstart", "QuickstartConfig", "the whole pipeline, in minutes"
     ),

@@ -21,8 +21,8 @@ import pyarrow as pa
 from bert_core.checks import base_type
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.metrics.bootstrap import Verdict
-from bert_core.wording import error_in_one_line
-from tracking.store.server import as_default, experiment_id
+from bert_core.wording import error_in_one_line, first_line
+from tracking.store.server import as_default, experiment_id, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -167,6 +167,49 @@ def publish(
     return Publication(version, is_new, is_champion, why)
 
 
+def promote(
+    name: str, version: str, *, alias: str = CHAMPION, uri: str, force: bool = False
+) -> str:
+    """Have an alias point to a registered version; returns a sentence for the user.
+
+    `champion` replaces another version only by `force`: nothing is compared here. The model then
+    has that version's card as its description.
+    Raises: ConfigError if there is no such version, if `champion` stays, or MLflow takes no such
+        alias; ResourceError if MLflow does not answer.
+    """
+    from mlflow.exceptions import MlflowException
+
+    check_name(name)
+    with as_default(uri) as client:
+        known = {str(one.version): one for one in client.search_model_versions(f"name = '{name}'")}
+        if version not in known:
+            there_are = ", ".join(sorted(known, key=int)) or "none"
+            raise ConfigError(
+                f"version: wanted a version of {name!r} in {without_password(uri)}, got "
+                f"{version!r}; there are: {there_are}"
+            )
+        new, before = _version(known[version]), _aliased(client, name, alias)
+        moves, why = True, f"{alias} is version {version}"
+        if alias == CHAMPION:
+            moves, why = _decide(new, before, None, None, "", force=force)
+        if not moves:
+            raise ConfigError(why)
+        if before != new:
+            try:
+                client.set_registered_model_alias(name, alias, version)
+            except MlflowException as error:
+                if error.error_code != "INVALID_PARAMETER_VALUE":
+                    raise
+                raise ConfigError(
+                    f"alias: wanted one that MLflow takes, got {alias!r} "
+                    f"({first_line(str(error))}): give another"
+                ) from error
+            why += f"; it was version {before.version}" if before else ""
+        if alias == CHAMPION:
+            client.update_registered_model(name, description=known[version].description or "")
+    return f"models:/{name}@{alias}: {why}"
+
+
 def describe(version: Version, card: str, text: str, *, uri: str) -> None:
     """Give a version its model card: as README.md next to the bundle, and its text as description,
     which is also the model's as long as that version is the champion.
@@ -246,6 +289,10 @@ def _version(entity: "ModelVersion") -> Version:
 
 
 def _champion(client: "MlflowClient", name: str) -> Version | None:
+    return _aliased(client, name, CHAMPION)
+
+
+def _aliased(client: "MlflowClient", name: str, alias: str) -> Version | None:
     from mlflow.exceptions import MlflowException
 
     try:
@@ -254,9 +301,7 @@ def _champion(client: "MlflowClient", name: str) -> Version | None:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
-    return (
-        _version(client.get_model_version(name, aliases[CHAMPION])) if CHAMPION in aliases else None
-    )
+    return _version(client.get_model_version(name, aliases[alias])) if alias in aliases else None
 
 
 def _find_version(client: "MlflowClient", name: str, digest: str) -> Version | None:

@@ -10,9 +10,10 @@ import pytest
 
 from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.metrics.bootstrap import Verdict, not_worse
+from pipelines.cli import main
 from tracking.models.model_card import without_front_matter
 from tracking.models.references import resolve
-from tracking.models.registry import Publication, champion, describe, publish
+from tracking.models.registry import Publication, champion, describe, promote, publish
 from tracking.runs.recorder import RunRecorder
 from tracking.store.server import connect
 
@@ -90,6 +91,40 @@ def test_a_comparison_says_nothing_about_a_champion_that_came_after_it(
         "version 1; publish again, with another output, to compare them"
     )
     assert champion(name, uri=store) == meanwhile.version
+
+
+def test_an_alias_is_moved_by_hand_with_the_card_and_a_champion_only_by_force(
+    store: str, name: str, bundles: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What MLflow itself then says, which is what servers ask."""
+    first, second = (publish_at(store, name, bundle).version for bundle in bundles[:2])
+    for version in (first, second):
+        describe(version, f"card {version.version}", f"text {version.version}", uri=store)
+    client = connect(store)
+    with pytest.raises(ConfigError, match="version 1 stays the champion: nothing compares"):
+        promote(name, "2", uri=store)
+    raybert = ["promote", name, "2", "--force", "--tracking_uri", store]
+    with pytest.raises(SystemExit) as done:
+        main(raybert)
+    assert done.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"models:/{name}@champion: version 2 is the champion by force; it was version 1" in told
+    assert str(client.get_model_version_by_alias(name, "champion").version) == "2"
+    assert client.get_registered_model(name).description == "text 2"
+    assert promote(name, "2", uri=store).endswith("version 2 is already the champion")
+    moved = promote(name, "1", alias="candidate", uri=store)
+    assert moved == f"models:/{name}@candidate: candidate is version 1"
+    assert client.get_registered_model(name).aliases.keys() == {"champion", "candidate"}
+    assert client.get_registered_model(name).description == "text 2"
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({"version": "3"}, r"wanted a version of .*, got '3'; there are: 1, 2"),
+        ({"name": "nothing"}, "there are: none"),
+        ({"alias": "latest"}, "alias: wanted one that MLflow takes, got 'latest'"),
+    ]
+    for wrong, message in wrongs:
+        given: dict[str, Any] = {"name": name, "version": "1", "uri": store, "force": True} | wrong
+        with pytest.raises(ConfigError, match=message):
+            promote(**given)
 
 
 def test_a_version_shows_its_run_metrics_signature_and_example(
