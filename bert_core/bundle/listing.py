@@ -48,9 +48,8 @@ def needed_files(
     weights = weights_among(names, read)
     if not weights:
         raise FormatError(
-            f"wanted weights in {' or '.join(WEIGHT_FORMS[::2])}, got {_alike(names)}: save them "
-            "with transformers, AutoModel.from_pretrained(…).save_pretrained(folder), and give "
-            "that folder"
+            f"wanted weights in {' or '.join(WEIGHT_FORMS[::2])}, got {_alike(names)}: "
+            f"{_to_convert(names)}"
         )
     needed = {CONFIG, *FOREIGN_FILES} - set(WEIGHT_FORMS) | {*weights, *needed_of_tokenizer(names)}
     return sorted(needed & set(names))
@@ -91,6 +90,26 @@ def check_family(names: Collection[str], entries: Mapping[str, Any] | None) -> N
         shown = f" ({', '.join(map(str, classes))})" if isinstance(classes, list) else ""
         raise FormatError(f"wanted {known}, got model_type {family}{shown}")
     encoder_config_from_huggingface(entries)
+
+
+def _to_convert(names: Collection[str]) -> str:
+    """What to do about weights for other libraries. Source: transformers 4.46.3 converts them with
+    their head, by the class that the config names; 5.23 reads neither, and AutoModel has no head.
+    """
+    option = next(
+        (option for ending, option in _READ_BY_4.items() if any(n.endswith(ending) for n in names)),
+        None,
+    )
+    if option is None:
+        return "give a folder or a repository that has one of them"
+    return (
+        "convert them with transformers 4, the last to read them, and the class that config.json "
+        f"names in architectures: Class.from_pretrained(folder, {option}=True)"
+        ".save_pretrained(folder)"
+    )
+
+
+_READ_BY_4 = {".msgpack": "from_flax", ".h5": "from_tf"}
 
 
 def _alike(names: Collection[str]) -> str:

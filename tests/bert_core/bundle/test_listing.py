@@ -116,7 +116,10 @@ def test_of_a_repository_one_copy_of_the_model_is_needed(
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([*SMALL, "tf_model.h5", "model.onnx"], "got model.onnx, tf_model.h5: save them with"),
+        ([*SMALL, "tf_model.h5", "model.onnx"], "got model.onnx, tf_model.h5: convert them with"),
+        ([*SMALL, "tf_model.h5"], r"Class.from_pretrained\(folder, from_tf=True\).save_pretrained"),
+        ([*SMALL, "flax_model.msgpack"], r"\(folder, from_flax=True\)\.save_pretrained\(folder\)"),
+        ([*SMALL, "model.onnx"], "got model.onnx: give a folder or a repository that has one"),
         (SMALL, "or pytorch_model.bin, got none"),
         (["config.json", "model.safetensors", "spm.model"], "or vocab.txt, got spm.model: create"),
         (["config.json", "model.safetensors"], "or vocab.txt, got neither"),
