@@ -16,7 +16,7 @@ from bert_core.checks import NonNegativeInt, PositiveInt, default_of
 from bert_core.data.shards import ShardSet
 from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.errors import ConfigError
-from bert_core.manifest import BUNDLE, Manifest, read_manifest
+from bert_core.manifest import Manifest, read_manifest
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from bert_core.wording import one_of
 from pipelines.corpus.labelled import labelled_input, usual_columns
@@ -410,10 +410,6 @@ def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) 
             ],
         },
         trained_rows=pair.trained_rows(teacher, student),
-    )
-    say(
-        f"distill: held-out loss {fresh[LOSS]:.3f} → {trained[LOSS]:.3f}, "
-        f"bundle in {files.join(config.output, BUNDLE)}"
     )
     counts = ShardsCounts(
         before=fresh,

@@ -30,7 +30,7 @@ from pipelines.corpus.labelled import (
 )
 from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.outputs import local_outputs
-from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, print_remarks, say
+from pipelines.runtime.progress import BROKEN, CUT, SEEN, print_remarks, say
 from pipelines.runtime.result import SPREAD, Counts, Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, StageConfig
@@ -175,17 +175,12 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
         tokens_per_s=predicted.tokens / seconds,
     )
 
-    def told(name: str) -> str:
-        return f"evaluate: {name} {figure(name, metrics[name])} ({counts.interval(name)})"
-
-    predictions = files.join(config.output, PREDICTIONS)
-    say(f"{told(main)} on {counted(len(rows), 'row')}, predictions in {predictions}")
     for name in metrics:
-        if name != main:
-            beside = ""
-            if name == task.error_metric and name in baseline:
-                beside = f"; always giving the mean has {figure(name, baseline[name])}"
-            say(f"{told(name)}{beside}")
+        beside = ""
+        if name == task.error_metric and name in baseline:
+            beside = f"; always giving the mean has {figure(name, baseline[name])}"
+        value = figure(name, metrics[name])
+        say(f"evaluate: {name} {value} ({counts.interval(name)}){beside}")
     return Result(outputs=local_outputs(config, paths), counts=counts, artifacts=paths)
 
 

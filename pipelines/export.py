@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bert_core import files
 from bert_core.checks import NonNegativeFloat, PositiveInt
 from bert_core.data.splits import HELD_OUT
 from bert_core.errors import ConfigError, FormatError, ResourceError
@@ -177,7 +176,6 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
     for run, result in measured.items():
         if result.verdict is not None:
             say(f"export: {run}: {result.verdict}")
-    say(f"export: {size_bytes / 1e6:,.1f} MB, bundle in {files.join(config.output, BUNDLE)}")
     counts = ExportCounts(
         size_bytes=size_bytes,
         fp32_bytes=4 * sum(tensor.numel() for tensor in predictor.model.parameters()),

@@ -40,7 +40,6 @@ from pipelines.corpus.digest import ordered_corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.inputs import bundle_input
-from pipelines.runtime.progress import counted, say
 from pipelines.runtime.result import Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT
@@ -174,7 +173,6 @@ def _extract(config: ExtractConfig, corpus: Corpus, folders: dict[str, Path]) ->
                 with files.open_input(files.join(config.output, name)) as part:
                     shutil.copyfileobj(part, sink)
     files.remove(files.join(config.output, ROWS))
-    say(f"extract: {counted(result.counts.rows, 'record')} in {path}")
     rejected = {name: output for name, output in result.outputs.items() if name not in parts}
     return replace(result, outputs={RECORDS: Output.of(path), **rejected})
 

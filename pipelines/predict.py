@@ -19,7 +19,6 @@ from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.manifest import Manifest
 from bert_core.tasks.shapes import Row, as_row
 from pipelines.answering.parts import (
-    ROWS,
     OutputPart,
     PartsCounts,
     Read,
@@ -43,7 +42,7 @@ from pipelines.corpus.digest import ordered_corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.inputs import bundle_input
-from pipelines.runtime.progress import CUT, counted, say
+from pipelines.runtime.progress import CUT
 from pipelines.runtime.result import Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT
@@ -109,10 +108,7 @@ def _predict(config: PredictConfig, corpus: Corpus, folder: Path) -> Result:
     _parameters(config.parameters, task)
     check_files(config, corpus, task.inputs, partial(_check_free, config))
     work = partial(make_part, config, folder)
-    result = make_parts("predict", config, corpus, work, PredictCounts)
-    folder_of_rows = files.join(config.output, ROWS)
-    say(f"predict: {counted(result.counts.rows, 'row')} with answers in {folder_of_rows}")
-    return result
+    return make_parts("predict", config, corpus, work, PredictCounts)
 
 
 def _predictor(config: PredictConfig, folder: Path) -> "Predictor":

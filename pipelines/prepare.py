@@ -67,7 +67,7 @@ from pipelines.corpus.sources import Corpus, corpus_size_bytes, list_corpus
 from pipelines.runtime.description import CARD_OF_DATA
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.inputs import tokenizer_input
-from pipelines.runtime.progress import counted, meter, say
+from pipelines.runtime.progress import meter
 from pipelines.runtime.result import SPREAD, Counts, Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, REMARK, StageConfig
@@ -245,10 +245,6 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
             "special_ids": tokenizer.special_ids.tolist(),
             "shards": [asdict(info) for info in infos],
         },
-    )
-    say(
-        f"prepare: {counted(rows['documents'], 'document')}, {rows['tokens']:,} tokens → "
-        f"{counted(rows['rows'], 'row')} in {counted(len(infos), 'shard')} in {config.output}"
     )
     pictures = data_card.write(
         config.local_folder,

@@ -20,7 +20,7 @@ from bert_core.data.shards import ShardSet
 from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError
-from bert_core.manifest import BUNDLE, Headline, Manifest, read_manifest
+from bert_core.manifest import Headline, Manifest, read_manifest
 from bert_core.metrics.language_model import unigram_baseline
 from bert_core.model.config import EncoderConfig
 from bert_core.model.variants import VARIANTS
@@ -356,11 +356,6 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
         lineage=lineage,
         trained_rows=NO_ROWS if parent is None else parent.trained_rows,
         checkpoint=checkpoint,
-    )
-    say(
-        f"pretrain: held-out MLM loss {fresh[MLM_LOSS]:.3f} → {trained[MLM_LOSS]:.3f} "
-        f"(unigram baseline {unigram_loss:.3f}), "
-        f"bundle in {files.join(config.output, BUNDLE)}"
     )
     if little := learnt_little(config, fresh[MLM_LOSS], trained[MLM_LOSS], unigram_loss):
         say(f"pretrain: {little}")

@@ -26,7 +26,7 @@ from pipelines.answering.parts import ROWS
 from pipelines.corpus.readers import parquet
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.inputs import input_digest
-from pipelines.runtime.progress import counted, meter, say
+from pipelines.runtime.progress import meter
 from pipelines.runtime.result import Counts, Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, StageConfig
@@ -190,9 +190,6 @@ def _search(config: SearchConfig, corpus: Vectors, queries: Vectors) -> Result:
             names.append(part["name"])
             query_count, searched = query_count + part["queries"], part["rows"]
             progress.add()
-    folder = files.join(config.output, ROWS)
-    among = counted(searched, "row")
-    say(f"search: {counted(query_count, 'query', 'queries')} among {among}, in {folder}")
     outputs = {name: Output.of(files.join(config.output, name)) for name in sorted(names)}
     return Result(outputs=outputs, counts=SearchCounts(queries=query_count, rows=searched))
 

@@ -22,7 +22,6 @@ from pipelines.corpus.labelled import LabelledConfig, labelled_files
 from pipelines.finetune import FinetuneConfig
 from pipelines.runtime import cluster
 from pipelines.runtime.description import MODEL_PAGE, TRIAL_FOLDERS, published_page
-from pipelines.runtime.progress import say
 from pipelines.runtime.result import SPREAD, Counts, Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import REMARK, StageConfig, with_absolute_paths
@@ -207,19 +206,14 @@ def _tune(config: TuneConfig, folder: Path, model: str, digests: Mapping[str, st
         config.local_folder / PICTURE,
         lower_is_better=sign > 0,
     )
-    chosen, best_score = table[best]["parameters"], table[best]["score"]
-    say(
-        f"tune: trial {best} of {len(table)} is the best, {metric} {best_score:.4g} on the "
-        f"selection rows: {', '.join(f'{name} {value:g}' for name, value in chosen.items())}"
-    )
     states = [row["state"] for row in table]
     counts = TuneCounts(
         trials=len(table),
         states={state: states.count(state) for state in get_args(trials.State)},
         best=best,
-        parameters=chosen,
+        parameters=table[best]["parameters"],
         metric=metric,
-        score=best_score,
+        score=table[best]["score"],
         held_out={},
     )
     if config.held_out is not None:

@@ -127,7 +127,6 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
         words_per_s=words / (time.monotonic() - began),
         corpus_bytes=size_bytes,
     )
-    say(f"vocab: {tokenizer.vocab_size:,} tokens in {config.output}")
     outputs = {name: Output.of(files.join(config.output, name)) for name in tokenizer.files()}
     path = data_card.write_of_vocabulary(
         config.local_folder,

@@ -20,7 +20,7 @@ from bert_core import files
 from bert_core.data.docstrings import docstrings_of, normalised, opening
 from bert_core.manifest import Manifest, Output, is_complete
 from pipelines.runtime.distribute import run_tasks
-from pipelines.runtime.progress import meter, say
+from pipelines.runtime.progress import meter
 from pipelines.runtime.result import Counts, Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import StageConfig
@@ -181,11 +181,6 @@ def _write(config: DocstringsConfig) -> Result:
         duplicates_left_out=duplicates,
         labelled_train=len(labelled["train"]),
         labelled_held_out=len(labelled["held_out"]),
-    )
-    say(
-        f"docstrings: {counts.characters / 1e6:.1f} million characters of prose in "
-        f"{counts.modules:,} modules of {len(LIBRARIES) + 1} libraries; "
-        f"{counts.held_out_modules:,} modules are held out"
     )
     outputs = {path.name: Output.of(str(path)) for path in (documents_path, *labelled_paths)}
     return Result(outputs=outputs, counts=counts)

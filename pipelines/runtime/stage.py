@@ -121,6 +121,7 @@ def run_stage(
             held.check()
             # From here on the output is complete: if killed now, the next start only ends the run.
             write_manifest(config.output, manifest)
+    say(f"{stage}: {config.output} is complete. {manifest.sentence}")
     return manifest
 
 

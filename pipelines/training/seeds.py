@@ -12,10 +12,9 @@ import numpy as np
 
 from bert_core import files
 from bert_core.data.splits import HELD_OUT, SELECTION, TRAIN
-from bert_core.manifest import BUNDLE
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig, ScheduleConfig
-from pipelines.runtime.progress import counted, say
+from pipelines.runtime.progress import say
 from pipelines.runtime.result import SPREAD, Result
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.driver import TrainingCounts, finished, fit, write_bundle
@@ -180,7 +179,6 @@ def learn(
         checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), selected_step),
     )
     baseline = task.baseline(sets[HELD_OUT].rows) if HELD_OUT in sets else {}
-    say(f"{stage}: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
     for name in (main, task.error_metric):
         blind = None if name is None else baseline.get(name)
         if name is None or blind is None:
@@ -245,17 +243,6 @@ def _has_learnt_little(task: "Task", main: str, value: float, blind: float) -> b
     if main in task.lower_is_better:
         return value >= blind
     return value - blind < 0.1 * (1 - blind)
-
-
-def _came_to(main: str, sets: dict[str, LabelledSet], values: dict[str, np.ndarray]) -> str:
-    """The result over all seeds, in words: on held-out rows, or else on selection rows; empty if
-    neither was measured."""
-    for name, key in ((HELD_OUT, main), (SELECTION, f"{SELECTION}_{main}")):
-        if key in values:
-            rows = counted(len(sets[name].rows), f"{name.replace('_', '-')} row")
-            seeds = counted(len(values[key]), "seed")
-            return f"{score(main, values[key].mean())} on {rows}, mean of {seeds}, "
-    return ""
 
 
 def _records_before(index: int, steps: int) -> int:
