@@ -4,7 +4,7 @@ without credentials."""
 import difflib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bert_core.schemes import SCHEMES
@@ -96,3 +96,21 @@ def without_secrets(text: str) -> str:
     """The text with no credentials in its URLs, and without the queries of http ones, which may
     hold some."""
     return _QUERY.sub(r"\1", without_credentials(text))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | int]]) -> str:
+    """A Markdown table; columns of numbers are right-aligned, with thousands separators."""
+    cells = [list(map(_cell, row)) for row in rows]
+    texts = [
+        any(cell and not cell[0].isdigit() for cell in column)
+        for _, *column in zip(columns, *cells, strict=True)
+    ]
+    head = ["---" if text else "---:" for text in texts]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [list(columns), head, *cells])
+
+
+def _cell(value: str | int) -> str:
+    """A value for a table cell, which a bar or a line break would break."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return " ".join(value.split()).replace("|", "\\|")

@@ -264,7 +264,7 @@ def _compared(runs: Sequence[Run]) -> dict[str, Any] | None:
         "names": [run.name for run in alike],
         "settings": _differences(alike),
         "figures": [
-            (words(key), [_figure(key, value) for value in values])
+            (words(key), [figure(key, value) for value in values])
             for key, values in figures
             if len({*values}) > 1 and "/" not in key and not key.endswith(UNTOLD)
         ],
@@ -376,9 +376,9 @@ def _evaluation(run: Run) -> dict[str, Any] | None:
     figures = [
         (
             words(name),
-            _figure(name, counts[name]),
-            f"{_figure(name, counts[f'{name}_low'])} to {_figure(name, counts[f'{name}_high'])}",
-            _figure(name, counts.get(f"baseline_{name}")),
+            figure(name, counts[name]),
+            f"{figure(name, counts[f'{name}_low'])} to {figure(name, counts[f'{name}_high'])}",
+            figure(name, counts.get(f"baseline_{name}")),
         )
         for name in measured
     ]
@@ -501,13 +501,3 @@ def _lineage(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
             for name, digest in run.manifest.inputs.items()
         ],
     }
-
-
-def _figure(name: str, value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool | str):
-        return str(value)
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return figure(name, value)

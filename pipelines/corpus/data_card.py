@@ -16,7 +16,7 @@ from bert_core.data.documents import clean
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import LABELS, PairsConfig
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.wording import without_secrets
+from bert_core.wording import table, without_secrets
 from pipelines.corpus import hub
 from pipelines.corpus.blocks import read_block
 from pipelines.corpus.config import DOCSTRINGS, CorpusConfig
@@ -91,7 +91,7 @@ def write_of_vocabulary(
     path = folder / VOCABULARY_CARD
     parts = [
         f"# Vocabulary `{output}`",
-        _table(
+        table(
             ["what", "value"],
             [
                 ("entries", tokenizer.vocab_size),
@@ -118,17 +118,6 @@ def _head(texts: Iterable[str]) -> list[str]:
     return head
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table: numbers right-aligned, with thousands separators."""
-    cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
-    texts = [
-        any(cell and not cell[0].isdigit() for cell in column)
-        for column in zip(*cells, strict=True)
-    ]
-    head = ["---" if text else "---:" for text in texts]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [list(columns), head, *cells])
-
-
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.2%}" if whole else "–"
 
@@ -152,7 +141,7 @@ def describe_sources(corpus: Corpus, counts: Mapping[str, Any]) -> list[str]:
             )
         )
     columns = ["source", "licence", "files", "bytes", "weight", "documents", "tokens", "share"]
-    parts = ["## Sources", _table(columns, rows)]
+    parts = ["## Sources", table(columns, rows)]
     if empty := [without_secrets(file.path) for file in corpus.files if not file.size_bytes]:
         parts.append(f"Empty files: {len(empty)} ({', '.join(f'`{path}`' for path in empty[:5])}).")
     return parts
@@ -180,7 +169,7 @@ def _documents(counts: Mapping[str, Any]) -> list[str]:
     ]
     if counts.get("documents_with_nul"):
         rows.append(("held NUL characters, which were taken out", counts["documents_with_nul"], ""))
-    return ["## Documents", _table(["what", "count", "share"], rows)]
+    return ["## Documents", table(["what", "count", "share"], rows)]
 
 
 def _contamination(overlaps: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -189,7 +178,7 @@ def _contamination(overlaps: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = Counter(overlap["source"] for overlap in overlaps)
     return [
         "## Evaluation rows found in the corpus",
-        _table(["evaluation set", "rows"], ((f"`{name}`", n) for name, n in sorted(rows.items()))),
+        table(["evaluation set", "rows"], ((f"`{name}`", n) for name, n in sorted(rows.items()))),
         "Each is listed in `contamination.jsonl`, with the number of documents that contain it.",
     ]
 
@@ -211,7 +200,7 @@ def _vocabulary(
     ]
     return [
         "## Vocabulary",
-        _table(["what", "value"], rows),
+        table(["what", "value"], rows),
         *_fertility(compare_with, tokenizer, sample(blocks)),
     ]
 
@@ -226,7 +215,7 @@ def _fertility(compare_with: str | None, tokenizer: Tokenizer, texts: Iterable[s
         tokens, unknown = fertility(measured, texts)
         rows.append((name, f"{tokens:.3f}", f"{unknown:.2%}"))
     return [
-        _table(["vocabulary", "tokens per word", "unknown tokens"], rows),
+        table(["vocabulary", "tokens per word", "unknown tokens"], rows),
         f"On a sample of {sum(map(len, texts)):,} characters.",
     ]
 
@@ -288,4 +277,4 @@ def _rows(pairs: PairsConfig, masking: MaskingConfig, counts: Mapping[str, Any])
             ("of these random", _share(masked - mask - unchanged, masked)),
             ("of these unchanged", _share(unchanged, masked)),
         ]
-    return ["## Rows", _table(["what", "value"], rows)]
+    return ["## Rows", table(["what", "value"], rows)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_core.errors import InputError
 from bert_core.manifest import Manifest
+from bert_core.wording import table
 from tracking.models.registry import Publication
 from tracking.runs import metric_names as names
 from tracking.runs.goodput import duration
@@ -206,17 +207,21 @@ def _evaluated(evaluation: Manifest) -> str:
 
 
 def _metrics(counts: Mapping[str, Any]) -> str:
-    lines = ["| metric | value | interval | baseline |", "|---|---|---|---|"]
-    for name in _measured(counts):
-        baseline = counts.get(f"baseline_{name}")
-        shown = "–" if baseline is None else _number(baseline)
-        lines.append(f"| {name} | {_number(counts[name])} | {_interval(counts, name)} | {shown} |")
-    lines.extend(
-        f"| {name.replace('_', ' ')} | {_number(counts[name])} | – | – |"
+    rows = [
+        (
+            name,
+            _number(counts[name]),
+            _interval(counts, name),
+            _number(counts.get(f"baseline_{name}")),
+        )
+        for name in _measured(counts)
+    ]
+    rows += [
+        (name.replace("_", " "), _number(counts[name]), "–", "–")
         for name in ("expected_calibration_error", "brier_score")
         if name in counts
-    )
-    return "\n".join(lines)
+    ]
+    return table(("metric", "value", "interval", "baseline"), rows)
 
 
 def _measured(counts: Mapping[str, Any]) -> list[str]:
@@ -232,21 +237,19 @@ def _by_class(classes: Classes) -> str:
     shown = sorted(classes, key=lambda label: (-classes[label]["support"], label))
     kinds = {"accuracy": "accuracy", "precision": "precision", "recall": "recall", "f1": "F1"}
     kinds = {name: title for name, title in kinds.items() if name in classes[shown[0]]}
-    lines = [
-        f"| class | {' | '.join(kinds.values())} | rows or items |",
-        "|---|" + "---|" * (len(kinds) + 1),
+    rows = [
+        (code_span(label), *(_number(figures[name]) for name in kinds), f"{figures['support']:,}")
+        for label in shown[:SHOWN_CLASSES]
+        for figures in [classes[label]]
     ]
-    for label in shown[:SHOWN_CLASSES]:
-        figures = classes[label]
-        values = " | ".join(_number(figures[name]) for name in kinds)
-        lines.append(f"| {_cell(code_span(label))} | {values} | {figures['support']:,} |")
+    text = table(("class", *kinds.values(), "rows or items"), rows)
     if len(shown) > SHOWN_CLASSES:
-        lines.append(f"\n{len(shown) - SHOWN_CLASSES} more are in the evaluation's `classes.json`.")
-    return "\n".join(lines)
+        text += f"\n\n{len(shown) - SHOWN_CLASSES} more are in the evaluation's `classes.json`."
+    return text
 
 
 def _lineage(bundle: "Bundle") -> str:
-    lines = ["| what | digest | details |", "|---|---|---|"]
+    rows = []
     shown = set()  # data such as the vocabulary is often shared with the parent model
     for digest, lineage in chain(bundle.digest, bundle.lineage):
         for data in lineage.get("data", ()):
@@ -255,7 +258,7 @@ def _lineage(bundle: "Bundle") -> str:
             shown.add((data["name"], data["digest"]))
             facts = [code_span(data["source"])] if "source" in data else []
             facts += [f"{v:,} {k}" for k, v in data.items() if isinstance(v, int)]
-            lines.append(f"| {data['name']} | `{data['digest']}` | {_cell(', '.join(facts))} |")
+            rows.append((data["name"], f"`{data['digest']}`", ", ".join(facts)))
         stage = lineage.get("stage")
         how = "not made by raybert" if stage is None else f"made by `raybert {stage}`"
         if lineage.get("from_scratch"):
@@ -267,28 +270,27 @@ def _lineage(bundle: "Bundle") -> str:
         if "hub" in lineage:
             how += f", `{lineage['hub']}` on the Hugging Face hub"
         name = "**this model**" if digest == bundle.digest else "model"
-        lines.append(f"| {name} | `{digest}` | {how} |")
-    return "\n".join(lines)
+        rows.append((name, f"`{digest}`", how))
+    return table(("what", "digest", "details"), rows)
 
 
 def time_table(spent: Mapping[str, float]) -> str:
     """Where the time of a run went, from `Goodput.numbers`."""
     wall_s = spent[names.WALL_S]
-    lines = ["| what the time went into | time | share |", "|---|---|---|"]
-    for activity, meaning in names.ACTIVITIES.items():
-        if seconds := spent.get(names.time_of(activity)):
-            share = seconds / wall_s
-            lines.append(
-                f"| {activity.replace('_', ' ')}: {meaning} | {duration(seconds)} | {share:.1%} |"
-            )
-    lines.append(f"| **wall time** | {duration(wall_s)} | 100.0% |")
+    rows = [
+        (f"{activity.replace('_', ' ')}: {meaning}", duration(seconds), f"{seconds / wall_s:.1%}")
+        for activity, meaning in names.ACTIVITIES.items()
+        if (seconds := spent.get(names.time_of(activity)))
+    ]
+    rows.append(("**wall time**", duration(wall_s), "100.0%"))
+    times = table(("what the time went into", "time", "share"), rows)
     goodput = f"{spent[names.GOODPUT]:.1%}"
     sentences = [f"Goodput, the share that went into steps that were kept: {goodput}."]
     if again := spent.get(names.RECOMPUTED_STEPS):
         sentences.append(f"Steps that were done again: {again:,.0f}.")
     if (cost := spent.get(names.COST_USD)) is not None:
         sentences.append(f"Cost: {cost:,.2f} USD.")
-    return "\n".join([*lines, "", " ".join(sentences)])
+    return f"{times}\n\n{' '.join(sentences)}"
 
 
 def chain(digest: str, lineage: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -320,13 +322,8 @@ def _toml(config: Mapping[str, Any], prefix: str = "") -> list[str]:
     return lines
 
 
-def _number(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _cell(text: str) -> str:
-    """Text for a table cell, which a bar or a line break would break."""
-    return " ".join(text.split()).replace("|", "\\|")
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
 
 
 def code_span(text: str) -> str:

@@ -36,8 +36,12 @@ def score(name: str, value: float) -> str:
     return f"{words(name)} {figure(name, value)}"
 
 
-def figure(name: str, value: float) -> str:
-    """A share as `42.3 %`, any other metric as a number."""
+def figure(name: str, value: float | None) -> str:
+    """A share as `42.3 %`, any other metric as a number; a dash for one that is not known."""
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return str(value) if isinstance(value, bool) else f"{value:,}"
     what, _, _ = name.partition(F1_OF)  # a label may be called anything
     is_share = 0 <= value <= 1 and not any(part in what for part in NO_SHARES)
     if is_share:
@@ -66,8 +70,4 @@ def first_counts(counts: Mapping[str, Any], most: int = 3) -> str:
         for name, value in counts.items()
         if name != "seconds" and isinstance(value, int | float) and not isinstance(value, bool)
     )
-    shown = (
-        f"{words(name)} {value:,}" if isinstance(value, int) else score(name, value)
-        for name, value in islice(numbers, most)
-    )
-    return ", ".join(shown) or "finished"
+    return ", ".join(score(name, value) for name, value in islice(numbers, most)) or "finished"

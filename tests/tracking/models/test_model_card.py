@@ -78,7 +78,7 @@ def test_where_the_time_went_is_a_table() -> None:
     )
     table = time_table(spent.numbers())
     html = MarkdownIt().enable("table").render(table)
-    rows = [re.findall(r"<td>(.*)</td>", row) for row in html.split("<tr>")[2:]]
+    rows = [re.findall(r"<td[^>]*>(.*)</td>", row) for row in html.split("<tr>")[2:]]
     assert [row[1:] for row in rows] == [
         ["90 min", "75.0%"],
         ["10 min", "8.3%"],
