@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.harness import provenance
 from bert_core.batches import RankBatches, ShardSource
-from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.cache import Cache
 from bert_core.data.order import GlobalOrder
@@ -208,9 +208,9 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         Path(chosen.output, "bundle"),
         trained.student,
         trained.tokenizer,
-        task=None,
-        metrics=after,
-        lineage={"stage": chosen.recipe, "vocabulary": trained.tokenizer.digest},
+        About(
+            metrics=after, lineage={"stage": chosen.recipe, "vocabulary": trained.tokenizer.digest}
+        ),
     )
     return {
         "recipe": chosen.recipe,

@@ -41,7 +41,7 @@ from benchmarks.peer import SETTINGS, WARM_UP, TimedTrainer, training_arguments
 from benchmarks.peer_tasks import Examples, Padded
 from benchmarks.training import steps_of
 from bert_core.batches import RankBatches, WindowSource
-from bert_core.bundle.format import save_bundle
+from bert_core.bundle.format import About, save_bundle
 from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.order import GlobalOrder
 from bert_core.data.tokenizer import Tokenizer
@@ -206,7 +206,7 @@ def _predicting(
     model = ObjectiveModel(config, [task.build_objective(config)])
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        save_bundle(folder / "bundle", model, tokenizer, task=task, metrics={}, lineage={})
+        save_bundle(folder / "bundle", model, tokenizer, About(task=task))
         pq.write_table(
             pa.table({"text": texts}), folder / "rows.parquet", row_group_size=len(texts) // 16
         )

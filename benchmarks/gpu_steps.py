@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchmarks.pretrain import GPU_TOKENS, VOCAB_SIZE, Pair, pair_rows, pretraining_texts
 from benchmarks.training import steps_of
 from bert_core.batches import RankBatches, ShardSource, pack, pad
-from bert_core.bundle.format import save_bundle
+from bert_core.bundle.format import About, save_bundle
 from bert_core.data.order import GlobalOrder
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
@@ -317,7 +317,7 @@ def encode(device: torch.device) -> Results:
     with tempfile.TemporaryDirectory() as scratch:
         torch.manual_seed(0)
         model = ObjectiveModel(config, [task.build_objective(config)])
-        save_bundle(Path(scratch, "bundle"), model, tokenizer, task=task, metrics={}, lineage={})
+        save_bundle(Path(scratch, "bundle"), model, tokenizer, About(task=task))
         predictor = Predictor(
             Path(scratch, "bundle"), task="feature-extraction", device=device.type, precision="bf16"
         )

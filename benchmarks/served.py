@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.checkpoints import MINILM, required
-from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.windows import Window
 from bert_core.errors import InputError
@@ -125,11 +125,11 @@ def bundles(folder: Path) -> dict[str, Path]:
     }
     for name, task in tasks.items():
         model = build_model(minilm, [task.build_objective(minilm.encoder_config)])
-        save_bundle(folder / name, model, minilm.tokenizer, task=task, metrics={}, lineage={})
+        save_bundle(folder / name, model, minilm.tokenizer, About(task=task))
     vectors = FeatureExtraction()
     config = vectors.encoder_config(VARIANTS["bert-base"].config)
     model = ObjectiveModel(config, [vectors.build_objective(config)])
-    save_bundle(folder / BASE, model, minilm.tokenizer, task=vectors, metrics={}, lineage={})
+    save_bundle(folder / BASE, model, minilm.tokenizer, About(task=vectors))
     return {VECTORS: required(MINILM), **{name: folder / name for name in (*tasks, BASE)}}
 
 

@@ -24,7 +24,7 @@ from benchmarks.peer import now
 from benchmarks.peer_tasks import Hyperparameters, scores_of, trained
 from benchmarks.training import steps_of
 from bert_core.batches import RankBatches, WindowSource
-from bert_core.bundle.format import Bundle, load_bundle, save_bundle
+from bert_core.bundle.format import About, Bundle, load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.order import GlobalOrder
@@ -105,10 +105,11 @@ class Recipe:
             self.bundle_of(seed),
             model.cpu(),
             self.bundle.tokenizer,
-            task=self.task,
-            metrics={},
-            lineage={"stage": "squad", "parent": self.bundle.digest},
-            trained_rows=self.trained_rows,
+            About(
+                task=self.task,
+                lineage={"stage": "squad", "parent": self.bundle.digest},
+                trained_rows=self.trained_rows,
+            ),
         )
         return scores, took_s
 

@@ -414,7 +414,7 @@ def _save(
     lineage: dict[str, Any],
 ) -> None:
     """Write the bundle with the graph."""
-    from bert_core.bundle.format import save_bundle
+    from bert_core.bundle.format import About, Graph, save_bundle
     from bert_core.bundle.layout import GRAPHS
 
     def move(path: Path) -> None:
@@ -427,11 +427,12 @@ def _save(
         local,
         predictor.model,
         predictor.bundle.tokenizer,
-        task=predictor.task,
-        metrics=next(iter(measured.values())).metrics,
-        lineage=lineage,
-        trained_rows=predictor.bundle.trained_rows,
-        examples=predictor.bundle.examples_for(predictor.task),
-        graph=(GRAPHS[precision], move),
-        executions=list(measured),
+        About(
+            task=predictor.task,
+            metrics=next(iter(measured.values())).metrics,
+            lineage=lineage,
+            trained_rows=predictor.bundle.trained_rows,
+            examples=predictor.bundle.examples_for(predictor.task),
+        ),
+        Graph(name=GRAPHS[precision], write=move, executions=list(measured)),
     )

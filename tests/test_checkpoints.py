@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ from benchmarks.checkpoints import (
 )
 from bert_core.batches import pack, pad
 from bert_core.bundle.foreign import read_weights
-from bert_core.bundle.format import Bundle, load_bundle, save_bundle
+from bert_core.bundle.format import About, Bundle, load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import FormatError
@@ -364,8 +363,7 @@ def tuned(
         batches.append(pad(ids, bundle.tokenizer.pad_id) | {"labels": labels})
     folder = tmp_path_factory.mktemp("tuned") / "bundle"
     losses = losses_of_ours(ours, batches)
-    about: dict[str, Any] = {"task": TASK, "metrics": {}, "lineage": {}}
-    save_bundle(folder, ours, bundle.tokenizer, **about)
+    save_bundle(folder, ours, bundle.tokenizer, About(task=TASK))
     return Tuned(request.param, folder, losses, losses_of_transformers(theirs, batches, config))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bert_core.bundle.format import save_bundle
+from bert_core.bundle.format import About, save_bundle
 from bert_core.data.subwords import CONTINUATION, SPACE
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.model.config import EncoderConfig
@@ -119,9 +119,6 @@ def bundle(
         folder,
         model(config, *(objectives or ()), seed=seed),
         tokenizer,
-        task=task,
-        metrics=metrics or {},
-        lineage=lineage or {},
-        examples=examples,
+        About(task=task, metrics=metrics or {}, lineage=lineage or {}, examples=examples),
     )
     return folder

@@ -76,7 +76,39 @@ __all__ = ["Bundle", "bundle_digest", "bundle_files", "load_bundle", "renew", "s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bundle:
+class About:
+    """What a bundle says of its model, which is not needed to compute with it."""
+
+    task: Task | None = None
+    """None if the model was only pretrained, or its task is unknown here."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    lineage: dict[str, Any] = field(default_factory=dict)
+    """What it was made from, as recorded by the stage that wrote it: digests of corpus, shards,
+    parent bundle."""
+    spent: dict[str, float] = field(default_factory=dict)
+    """Where the time of the run that made it went, and what it cost; unlike the lineage, no two
+    runs have the same. Empty if it is unknown."""
+    trained_rows: Digests = field(default_factory=lambda: NO_ROWS)
+    """`Task.digests` of the labelled rows that its weights were trained on or selected by,
+    including those of its parents and teachers; in any order until they are written."""
+    examples: Sequence[Any] = ()
+    """A few inputs of its task from its own data, as a caller sends them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """A graph to write instead of weights."""
+
+    name: str
+    """One of `GRAPHS`."""
+    write: Callable[[Path], object]
+    """Writes it to a path, with any data files next to it."""
+    executions: Sequence[Execution] = ()
+    """`Bundle.executions` of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle(About):
     """The contents of a bundle."""
 
     encoder_config: EncoderConfig
@@ -91,32 +123,18 @@ class Bundle:
     """Whether it is a graph of an older kind, whose 8 bits take their range from each batch, so
     that an answer depends on what is computed with it."""
     tokenizer: Tokenizer
-    task: Task | None
-    """None if the model was only pretrained, or its task is unknown here."""
-    metrics: dict[str, float]
-    lineage: dict[str, Any]
-    """What it was made from, as recorded by the stage that wrote it: digests of corpus, shards,
-    parent bundle."""
     digest: str
     """sha256 over the names and sha256 of the files; bundles of the same model have the same
     digest."""
     submodels: dict[str, Path] = field(default_factory=dict)
     """The bundles in its subfolders, by folder name."""
-    spent: dict[str, float] = field(default_factory=dict)
-    """Where the time of the run that made it went, and what it cost; unlike the lineage, no two
-    runs have the same. Empty if it is unknown."""
-    trained_rows: Digests = field(default_factory=lambda: NO_ROWS)
-    """`Task.digests` of the labelled rows that its weights were trained on or selected by,
-    including those of its parents and teachers."""
-    examples: tuple[Any, ...] = ()
-    """A few inputs of its task from its own data, as a caller sends them."""
     unread_modules: str = ""
     """The modules by which sentence-transformers computes its vectors, where this project cannot
     compute them."""
     memory_bytes: int = 0
     """Memory that its weights take at least, once they are loaded."""
 
-    def examples_for(self, task: Task) -> tuple[Any, ...]:
+    def examples_for(self, task: Task) -> Sequence[Any]:
         """`examples`, if they are inputs of this task."""
         return self.examples if self.task is not None and task.name == self.task.name else ()
 
@@ -129,38 +147,55 @@ def save_bundle(
     folder: str | Path,
     model: ObjectiveModel,
     tokenizer: Tokenizer,
-    *,
-    task: Task | None,
-    metrics: dict[str, float],
-    lineage: dict[str, Any],
-    trained_rows: Digests = NO_ROWS,
-    graph: tuple[str, Callable[[Path], object]] | None = None,
-    executions: Sequence[Execution] = (),
-    spent: dict[str, float] | None = None,
-    examples: Sequence[Any] = (),
+    about: About,
+    graph: Graph | None = None,
 ) -> None:
     """Write a bundle atomically: the folder appears complete or not at all.
 
-    Args:
-        trained_rows: `Bundle.trained_rows`, in any order.
-        graph: instead of weights, one of `GRAPHS` and the function that writes it to a path, with
-            any data files next to it.
-        executions: `Bundle.executions` of the graph.
-        spent: `Bundle.spent`.
-        examples: `Bundle.examples`.
     Raises: ConfigError if `folder` already exists, or the tokenizer has more tokens than the model.
     """
-    folder = Path(folder)
+    folder, task, config = Path(folder), about.task, model.encoder.config
     if folder.exists():
         raise ConfigError(
             f"{folder}: wanted a path that does not exist yet, got an existing one: "
             "remove it, or use another output"
         )
-    config = model.encoder.config
     _check_vocabulary(folder, config, tokenizer, ConfigError)
-    theirs = model.in_transformers
+    partial = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        partial.mkdir(parents=True)
+        files.write_json(str(partial / CONFIG), _config_entries(model, tokenizer, task))
+        if graph is None:
+            _write_weights(partial, model)
+            inherited = About(lineage=about.lineage, trained_rows=about.trained_rows)
+            for name, _, submodel in submodels_of(model):
+                save_bundle(partial / name, submodel, tokenizer, inherited)
+        else:
+            (partial / graph.name).parent.mkdir()
+            graph.write(partial / graph.name)
+        longest = (task.max_length if task else None) or config.max_length
+        segments = config.embeddings.type_vocab_size > 1 and tokenizer.has_segments
+        tokenizer.save(partial, min(longest, config.max_length), segments=segments)
+        if len(about.trained_rows):
+            np.save(partial / TRAINED_ROWS, np.unique(about.trained_rows))
+        if isinstance(task, SentenceTransformer):
+            for path, value in task.files(config).items():
+                files.write_json(str(partial / path), value)
+        write_record(partial, _record_entries(about, graph), names_in(partial))
+        _sync(partial)
+        os.rename(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _config_entries(
+    model: ObjectiveModel, tokenizer: Tokenizer, task: Task | None
+) -> dict[str, Any]:
+    """`config.json`, as transformers reads it."""
+    config = model.encoder.config
     entries = encoder_config_to_huggingface(config) | {
-        "architectures": [architecture(config, theirs)],
+        "architectures": [architecture(config, model.in_transformers)],
         "dtype": "float32",
     }
     special = {"cls": tokenizer.cls_id, "sep": tokenizer.sep_id}
@@ -169,50 +204,22 @@ def save_bundle(
     for objective in model.objectives.values():
         if task is not None and isinstance(objective, Classification):
             entries["problem_type"] = objective.problem_type
-    labels = _labels(model, task)
-    if labels:
+    if labels := _labels(model, task):
         entries |= label_entries(labels)
-    longest = config.max_length
-    if task is not None:
-        if isinstance(task, SentenceTransformer):
-            entries |= task.config_entries()
-        longest = min(longest, task.max_length or longest)
-    partial = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        partial.mkdir(parents=True)
-        files.write_json(str(partial / CONFIG), entries)
-        if graph is None:
-            _write_weights(partial, model)
-            for name, _, submodel in submodels_of(model):
-                about: dict[str, Any] = {"task": None, "metrics": {}, "lineage": lineage}
-                about["trained_rows"] = trained_rows
-                save_bundle(partial / name, submodel, tokenizer, **about)
-        else:
-            name, write = graph
-            (partial / name).parent.mkdir()
-            write(partial / name)
-        segments = config.embeddings.type_vocab_size > 1 and tokenizer.has_segments
-        tokenizer.save(partial, longest, segments=segments)
-        if len(trained_rows):
-            np.save(partial / TRAINED_ROWS, np.unique(trained_rows))
-        if isinstance(task, SentenceTransformer):
-            for path, value in task.files(config).items():
-                files.write_json(str(partial / path), value)
-        record = {
-            "task": None if task is None else task.name,
-            **({"labels": None} if task is None else task.record),
-            "metrics": metrics,
-            "lineage": lineage,
-            **({"runs": [execution._asdict() for execution in executions]} if executions else {}),
-            **({"spent": spent} if spent else {}),
-            **({"examples": list(examples)} if examples else {}),
-        }
-        write_record(partial, record, names_in(partial))
-        _sync(partial)
-        os.rename(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    return entries | (task.config_entries() if isinstance(task, SentenceTransformer) else {})
+
+
+def _record_entries(about: About, graph: Graph | None) -> dict[str, Any]:
+    """`raybert.json` without the files."""
+    task, runs = about.task, [] if graph is None else [run._asdict() for run in graph.executions]
+    optional = {"runs": runs, "spent": about.spent, "examples": list(about.examples)}
+    return {
+        "task": None if task is None else task.name,
+        **({"labels": None} if task is None else task.record),
+        "metrics": about.metrics,
+        "lineage": about.lineage,
+        **{name: value for name, value in optional.items() if value},
+    }
 
 
 def _write_weights(folder: Path, model: ObjectiveModel) -> None:
@@ -244,7 +251,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     precision, graph = next(
         ((kind, name) for kind, name in GRAPHS.items() if name in sha256s), ("fp32", None)
     )
-    recorded = () if record is None else record.executions
+    said = record or Record(format_version=0)
     try:
         config = encoder_config_from_huggingface(entries)
         name = class_name(entries)
@@ -267,14 +274,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     unread_modules = ""
     if record is None:
         _check_padding(folder, config, tokenizer)
-        heads = objectives_of(config, name)
-        bare = name == f"{LAYOUTS[config.family].title}Model"
-        try:
-            task = task_of_modules(folder, bare=bare)
-            unread_modules = "" if task is not None else listed_modules(folder)
-            task = task or task_of_transformers(folder, heads, entries, state)
-        except (ConfigError, InputError) as error:  # of options, out of their range
-            raise FormatError(f"{folder}: {error}: correct it in the model's settings") from error
+        task, unread_modules = _task_of_settings(folder, config, entries, state)
     else:
         task = _recorded_task(folder, record)
     if task is None:
@@ -284,17 +284,17 @@ def load_bundle(folder: str | Path) -> Bundle:
         encoder_config=config,
         state=state,
         graph=graph,
-        executions=() if graph is None else recorded or UNRECORDED_EXECUTIONS[precision],
-        ranges_of_batch=precision == "int8" and not recorded,
+        executions=said.executions or UNRECORDED_EXECUTIONS[precision] if graph else (),
+        ranges_of_batch=precision == "int8" and not said.executions,
         tokenizer=tokenizer,
         task=task,
-        metrics={} if record is None else record.metrics,
-        lineage={} if record is None else record.lineage,
-        spent={} if record is None else record.spent,
+        metrics=said.metrics,
+        lineage=said.lineage,
+        spent=said.spent,
         digest=digest,
         submodels=_submodels(folder, sha256s),
         trained_rows=_trained_rows(folder) if TRAINED_ROWS in sha256s else NO_ROWS,
-        examples=() if record is None else tuple(record.examples),
+        examples=tuple(said.examples),
         unread_modules=unread_modules,
         memory_bytes=memory_bytes,
     )
@@ -376,6 +376,21 @@ def _check_padding(folder: Path, config: EncoderConfig, tokenizer: Tokenizer) ->
             f"got {pad_token_id}, the id of {tokenizer.vocabulary[pad_token_id]!r}, which gets no "
             "position in transformers: use the tokenizer that the model was trained with"
         )
+
+
+def _task_of_settings(
+    folder: Path, config: EncoderConfig, entries: dict[str, Any], state: dict[str, Tensor]
+) -> tuple[Task | None, str]:
+    """The task of a model of transformers or sentence-transformers; `Bundle.unread_modules`."""
+    name = class_name(entries)
+    bare = name == f"{LAYOUTS[config.family].title}Model"
+    try:
+        if (task := task_of_modules(folder, bare=bare)) is not None:
+            return task, ""
+        unread = listed_modules(folder)
+        return task_of_transformers(folder, objectives_of(config, name), entries, state), unread
+    except (ConfigError, InputError) as error:  # of options, out of their range
+        raise FormatError(f"{folder}: {error}: correct it in the model's settings") from error
 
 
 def _recorded_task(folder: Path, record: Record) -> Task | None:

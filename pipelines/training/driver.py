@@ -334,7 +334,7 @@ def write_bundle(
         lineage: what it was made from; the stage's config and digest are added.
         checkpoint: None takes the newest.
     """
-    from bert_core.bundle.format import save_bundle
+    from bert_core.bundle.format import About, save_bundle
     from bert_core.train.checkpoint import latest_checkpoint, load_weights
 
     checkpoint = checkpoint or latest_checkpoint(files.join(config.output, CHECKPOINTS))
@@ -346,11 +346,13 @@ def write_bundle(
         local,
         model,
         tokenizer,
-        task=task,
-        metrics=metrics,
-        lineage=lineage | recipe(config, digest),
-        trained_rows=trained_rows,
-        spent=_spent(config).numbers(),
-        examples=examples,
+        About(
+            task=task,
+            metrics=metrics,
+            lineage=lineage | recipe(config, digest),
+            trained_rows=trained_rows,
+            spent=_spent(config).numbers(),
+            examples=examples,
+        ),
     )
     return bundle_outputs(config)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bert_core.bundle.format import Bundle, bundle_digest, load_bundle, save_bundle
+from bert_core.bundle.format import About, Bundle, bundle_digest, load_bundle, save_bundle
 from bert_core.bundle.layout import FORMAT_VERSION
 from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import Tokenizer
@@ -54,7 +54,9 @@ def model_of(*names: str) -> ObjectiveModel:
 def saved(folder: Path, *names: str, task: Task | None = None) -> ObjectiveModel:
     model = model_of(*names)
     lineage = {"corpus": "docstrings", "shards": "3f2a91"}
-    save_bundle(folder, model, TOKENIZER, task=task, metrics={"accuracy": 0.75}, lineage=lineage)
+    save_bundle(
+        folder, model, TOKENIZER, About(task=task, metrics={"accuracy": 0.75}, lineage=lineage)
+    )
     return model
 
 
@@ -98,7 +100,7 @@ def test_transformers_loads_a_pretrained_bundle_with_equal_logits(tmp_path: Path
 def test_a_span_boundary_head_is_kept_beside_what_transformers_reads(tmp_path: Path) -> None:
     model = tiny.model(CONFIG, MaskedLanguageModeling, SpanBoundary).eval()
     folder = tmp_path / "bundle"
-    save_bundle(folder, model, TOKENIZER, task=None, metrics={}, lineage={})
+    save_bundle(folder, model, TOKENIZER, About())
     heads = load_file(folder / "objective.safetensors")
     assert {name.split(".")[1] for name in heads} == {"span_boundary"}
     batch = padded_batch() | {"mlm_positions": torch.tensor([2, 3, 18])}
@@ -117,7 +119,7 @@ def test_a_head_that_transformers_lacks_is_in_a_file_that_it_ignores(tmp_path: P
     task = TokenClassification(PLACES.labels, FEATURES)
     model = tiny.model(CONFIG, task.build_objective).eval()
     folder = tmp_path / "bundle"
-    save_bundle(folder, model, TOKENIZER, task=task, metrics={}, lineage={})
+    save_bundle(folder, model, TOKENIZER, About(task=task))
     heads = load_file(folder / "objective.safetensors")
     assert {name.split(".")[1] for name in heads} == {"feature_based_token_classification"}
     assert not [name for name in load_file(folder / "model.safetensors") if "objectives" in name]
@@ -315,9 +317,7 @@ def test_a_head_is_taken_for_what_its_config_says(
     else:
         wanted = output["logits"].view_as(ours)
     torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=0)
-    save_bundle(
-        tmp_path / "again", model, bundle.tokenizer, task=bundle.task, metrics={}, lineage={}
-    )
+    save_bundle(tmp_path / "again", model, bundle.tokenizer, About(task=bundle.task))
     again = load_bundle(tmp_path / "again").task
     assert again is not None
     assert again.record == bundle.task.record
@@ -456,8 +456,9 @@ def test_a_bundle_knows_the_rows_that_its_weights_have_seen(tmp_path: Path) -> N
     task = TextClassification(["a", "b", "c"])
     rows = [{"text": text} for text in ("an axis", "a row", "an axis")]
     seen = task.digests(rows)
-    about: dict[str, Any] = {"task": task, "metrics": {}, "lineage": {}}
-    save_bundle(tmp_path / "x", model_of("classification"), TOKENIZER, trained_rows=seen, **about)
+    save_bundle(
+        tmp_path / "x", model_of("classification"), TOKENIZER, About(task=task, trained_rows=seen)
+    )
     bundle = load_bundle(tmp_path / "x")
     asked = [{"text": "a column"}, {"text": "a row"}, {"text": "an axis"}]
     assert bundle.has_seen(task, asked).tolist() == [False, True, True]
@@ -528,12 +529,7 @@ def test_an_encoder_alone_becomes_a_model_with_a_fresh_pooler(tmp_path: Path) ->
 def test_a_bundle_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         save_bundle(
-            tmp_path / "bundle",
-            model_of("mlm"),
-            TOKENIZER,
-            task=None,
-            metrics={},
-            lineage={"no": object()},
+            tmp_path / "bundle", model_of("mlm"), TOKENIZER, About(lineage={"no": object()})
         )
     assert list(tmp_path.iterdir()) == []
 
@@ -550,7 +546,7 @@ def test_nothing_that_lies_there_is_replaced(tmp_path: Path) -> None:
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     large = Tokenizer.from_vocabulary([*VOCABULARY, "one", "more"], lowercase=True)
     with pytest.raises(ConfigError, match=r"at most 60 tokens.*got 62 in the tokenizer"):
-        save_bundle(tmp_path / "bundle", model_of("mlm"), large, task=None, metrics={}, lineage={})
+        save_bundle(tmp_path / "bundle", model_of("mlm"), large, About())
 
 
 FILES = (

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle, save_bundle
 from bert_core.bundle.layout import names_in
 from bert_core.bundle.weights import build_model
 from bert_core.errors import FormatError
@@ -40,7 +40,7 @@ def config_of(variant: str) -> EncoderConfig:
 
 def saved(folder: Path, variant: str, objective: tiny.Build) -> ObjectiveModel:
     model = tiny.model(config_of(variant), objective, noise=0.1)
-    save_bundle(folder, model, TOKENIZER, task=None, metrics={"loss": 1.0}, lineage={"of": "all"})
+    save_bundle(folder, model, TOKENIZER, About(metrics={"loss": 1.0}, lineage={"of": "all"}))
     return model.eval()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.windows import ids_of, with_special_tokens
 from bert_core.errors import ConfigError, FormatError, InputError
@@ -129,8 +129,7 @@ def test_vectors_are_those_of_sentence_transformers(
     np.testing.assert_allclose(ours.predict(TEXTS, cut), wanted, atol=1e-5)
     bundle = load_bundle(folder)
     model = build_model(bundle, [])
-    again: dict[str, Any] = {"task": bundle.task, "metrics": {}, "lineage": {}}
-    save_bundle(tmp_path / "again", model, bundle.tokenizer, **again)
+    save_bundle(tmp_path / "again", model, bundle.tokenizer, About(task=bundle.task))
     back = SentenceTransformer(str(tmp_path / "again"), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(back, wanted, atol=1e-5)
     np.testing.assert_allclose(

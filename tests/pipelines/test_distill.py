@@ -151,7 +151,7 @@ def test_workers_train_the_same_student(on_rows: Distilling, tmp_path: Path) -> 
 
 def undropped(teacher: str, folder: Path) -> str:
     """A bundle that drops nothing, and so has students that drop nothing."""
-    from bert_core.bundle.format import load_bundle, save_bundle
+    from bert_core.bundle.format import About, load_bundle, save_bundle
     from bert_core.bundle.weights import build_model
 
     bundle = load_bundle(teacher)
@@ -160,9 +160,7 @@ def undropped(teacher: str, folder: Path) -> str:
     model = build_model(
         replace(bundle, encoder_config=encoder), [bundle.task.build_objective(encoder)]
     )
-    save_bundle(
-        folder / "undropped", model, bundle.tokenizer, task=bundle.task, metrics={}, lineage={}
-    )
+    save_bundle(folder / "undropped", model, bundle.tokenizer, About(task=bundle.task))
     return str(folder / "undropped")
 
 
@@ -290,15 +288,18 @@ def test_a_student_reads_pairs_in_training_as_it_will_when_it_answers(tmp_path: 
 def test_a_bundle_that_has_a_graph_for_weights_is_refused(
     refused: Distilling, name: str, tmp_path: Path
 ) -> None:
-    from bert_core.bundle.format import load_bundle, save_bundle
+    from bert_core.bundle.format import About, Graph, load_bundle, save_bundle
     from bert_core.bundle.weights import build_model
 
     bundle = load_bundle(refused().teacher)
     assert bundle.task is not None
     save_bundle(
-        tmp_path / "exported", build_model(bundle, []), bundle.tokenizer, task=bundle.task,
-        metrics={}, lineage={}, graph=(GRAPHS["fp32"], lambda path: path.write_bytes(b"graph")),
-    )  # fmt: skip
+        tmp_path / "exported",
+        build_model(bundle, []),
+        bundle.tokenizer,
+        About(task=bundle.task),
+        Graph(name=GRAPHS["fp32"], write=lambda path: path.write_bytes(b"graph")),
+    )
     with pytest.raises(FormatError, match=r"got an exported one with onnx/model\.onnx inst"):
         distill.run(refused(**{name: str(tmp_path / "exported")}))
 
@@ -306,15 +307,16 @@ def test_a_bundle_that_has_a_graph_for_weights_is_refused(
 def test_a_student_does_not_take_over_the_sizes_of_its_teachers_vectors(
     on_rows: Distilling, tmp_path: Path
 ) -> None:
-    from bert_core.bundle.format import load_bundle, save_bundle
+    from bert_core.bundle.format import About, load_bundle, save_bundle
     from bert_core.bundle.weights import build_model
 
     config = on_rows()
     bundle = load_bundle(config.teacher)
     vectors = FeatureExtraction(options=FeatureExtractionOptions(layer=2, dimensions=[8]))
     objectives = [vectors.build_objective(bundle.encoder_config)]
-    about: dict[str, Any] = {"task": vectors, "metrics": {}, "lineage": {}}
-    save_bundle(tmp_path / "teacher", build_model(bundle, objectives), bundle.tokenizer, **about)
+    save_bundle(
+        tmp_path / "teacher", build_model(bundle, objectives), bundle.tokenizer, About(task=vectors)
+    )
     rows = [{"text": line, "text_pair": line} for line in ("open a file", "read it")] * 8
     (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     pairs = LabelledConfig(source=str(tmp_path / "pairs.jsonl"))

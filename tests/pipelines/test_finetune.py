@@ -182,13 +182,13 @@ def test_two_workers_select_and_score_as_one_process_does(
     selecting: FinetuneConfig, tmp_path: Path
 ) -> None:
     """Without dropout, which is drawn by rank."""
-    from bert_core.bundle.format import load_bundle, save_bundle
+    from bert_core.bundle.format import About, load_bundle, save_bundle
     from bert_core.bundle.weights import build_model
 
     teacher = load_bundle(selecting.model)
     encoder = teacher.encoder_config.adapted(hidden_dropout_prob=0.0, attention_dropout=0.0)
     model = build_model(replace(teacher, encoder_config=encoder), [])
-    save_bundle(tmp_path / "dry", model, teacher.tokenizer, task=None, metrics={}, lineage={})
+    save_bundle(tmp_path / "dry", model, teacher.tokenizer, About())
     alone = replace(selecting, output=str(tmp_path / "0"), model=str(tmp_path / "dry"), seeds=(0,))
     two = replace(alone, output=str(tmp_path / "2"), num_workers=2)
     counts = [finetune.run(config).counts for config in (alone, two)]
@@ -213,7 +213,7 @@ def test_a_metric_that_cannot_select_is_named_before_training(selecting: Finetun
 def test_a_head_is_taken_over_with_its_labels_or_not_at_all(finetuned: Any, tmp_path: Path) -> None:
     import torch
 
-    from bert_core.bundle.format import load_bundle, save_bundle
+    from bert_core.bundle.format import About, load_bundle, save_bundle
     from bert_core.bundle.weights import build_model
     from bert_core.model.sharing import plain_state
 
@@ -227,7 +227,7 @@ def test_a_head_is_taken_over_with_its_labels_or_not_at_all(finetuned: Any, tmp_
         folder = tmp_path / "-".join(labels)
         given = TextClassification(labels)
         model = build_model(made, [given.build_objective(made.encoder_config)], require_heads=True)
-        save_bundle(folder, model, made.tokenizer, task=given, metrics={}, lineage={})
+        save_bundle(folder, model, made.tokenizer, About(task=given))
         task, _ = read_sets(config, load_bundle(folder))
         started = build_seed_model(folder, task, config.dropout, from_scratch=False, seed=0)
         return task.labels, plain_state(started)[head]

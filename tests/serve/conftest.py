@@ -231,7 +231,7 @@ def exported(bundle: Path) -> Path:
     """The same with an ONNX graph."""
     from jaxtyping import config as checks
 
-    from bert_core.bundle.format import save_bundle
+    from bert_core.bundle.format import About, Graph, save_bundle
     from bert_core.bundle.layout import GRAPHS
     from bert_core.inference.export import export_graph
     from bert_core.inference.predictor import Predictor
@@ -243,10 +243,8 @@ def exported(bundle: Path) -> Path:
             folder,
             predictor.model,
             predictor.bundle.tokenizer,
-            task=predictor.task,
-            metrics={},
-            lineage={},
-            graph=(GRAPHS["fp32"], partial(export_graph, predictor.model)),
+            About(task=predictor.task),
+            Graph(name=GRAPHS["fp32"], write=partial(export_graph, predictor.model)),
         )
     finally:
         checks.update("jaxtyping_disable", False)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bert_core.batches import collate
-from bert_core.bundle.format import save_bundle
+from bert_core.bundle.format import About, save_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.base import Task
@@ -230,7 +230,7 @@ def write(folder: Path) -> dict[str, Path]:
 
     def save(name: str, model: ObjectiveModel, task: Task) -> None:
         folders[name] = folder / name
-        save_bundle(folders[name], model, tokenizer, task=task, metrics={}, lineage={})
+        save_bundle(folders[name], model, tokenizer, About(task=task))
 
     for name, (task_name, make_rows, options) in MODELS.items():
         rows = make_rows()

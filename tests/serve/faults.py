@@ -255,10 +255,10 @@ def _make_fail_late(sound: "Predictor", folder: Path) -> Path:
 
 
 def saved(predictor: "Predictor", folder: Path) -> Path:
-    from bert_core.bundle.format import save_bundle
+    from bert_core.bundle.format import About, save_bundle
 
     model, tokenizer = predictor.model, predictor.bundle.tokenizer
-    save_bundle(folder, model, tokenizer, task=predictor.task, metrics={}, lineage={})
+    save_bundle(folder, model, tokenizer, About(task=predictor.task))
     return folder
 
 

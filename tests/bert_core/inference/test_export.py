@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from bert_core.bundle.format import bundle_digest, load_bundle, save_bundle
+from bert_core.bundle.format import About, Graph, bundle_digest, load_bundle, save_bundle
 from bert_core.bundle.layout import GRAPHS, Execution
 from bert_core.bundle.weights import build_model
 from bert_core.errors import ConfigError, FormatError, ResourceError
@@ -47,8 +47,8 @@ def saved(
 ) -> Path:
     """A folder with `weights` and `graph`, bundles of one model with random weights."""
     model = tiny.model(task.encoder_config(encoder), task.build_objective).eval()
-    about: dict[str, Any] = {"task": task, "metrics": {"accuracy": 0.5}, "lineage": {"a": 1}}
-    save_bundle(folder / "weights", model, TOKENIZER, **about)
+    about = About(task=task, metrics={"accuracy": 0.5}, lineage={"a": 1})
+    save_bundle(folder / "weights", model, TOKENIZER, about)
     calibration = None
     if precision == "int8":
         predictor = Predictor(folder / "weights", device="cpu")
@@ -58,8 +58,8 @@ def saved(
     executions = [
         Execution(name, each) for name, engine in ENGINES.items() for each in engine.runs[precision]
     ]
-    graph = GRAPHS[precision], write
-    save_bundle(folder / "graph", model, TOKENIZER, **about, graph=graph, executions=executions)
+    graph = Graph(name=GRAPHS[precision], write=write, executions=executions)
+    save_bundle(folder / "graph", model, TOKENIZER, about, graph)
     return folder
 
 

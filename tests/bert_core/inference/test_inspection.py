@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bert_core.bundle.format import save_bundle
+from bert_core.bundle.format import About, save_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.errors import InputError
@@ -38,7 +38,7 @@ def theirs(model: ObjectiveModel, tmp_path_factory: pytest.TempPathFactory) -> t
     import transformers
 
     path = tmp_path_factory.mktemp("inspection") / "bundle"
-    save_bundle(path, model, TOKENIZER, task=None, metrics={}, lineage={})
+    save_bundle(path, model, TOKENIZER, About())
     loaded = transformers.AutoModel.from_pretrained(path, attn_implementation="eager")
     return loaded.eval(), transformers.AutoTokenizer.from_pretrained(path)
 

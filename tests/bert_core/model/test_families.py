@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.determinism import fix_products
@@ -753,7 +753,7 @@ def test_bundles_go_to_transformers_and_back(
     pad = config.embeddings.pad_token_id
     words[0], words[pad] = words[pad], words[0]
     tokenizer = Tokenizer.from_vocabulary(words, lowercase=False)
-    save_bundle(tmp_path / "ours", model, tokenizer, task=None, metrics={}, lineage={})
+    save_bundle(tmp_path / "ours", model, tokenizer, About())
     name = architecture(config, frozenset(objectives))
     theirs, info = getattr(transformers, name).from_pretrained(
         tmp_path / "ours", output_loading_info=True
@@ -791,7 +791,7 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_named(kind: str, tmp_pa
     layers = 2 if config_of(kind).family == "modernbert" else 1
     config = replace(config_of(kind), num_hidden_layers=layers)
     model = built(config, ("mlm",))
-    save_bundle(tmp_path / "bundle", model, TOKENIZER, task=None, metrics={}, lineage={})
+    save_bundle(tmp_path / "bundle", model, TOKENIZER, About())
     bundle = load_bundle(tmp_path / "bundle")
     whole = load_file(tmp_path / "bundle" / "model.safetensors")
     prefix = LAYOUTS[config.family].prefix
@@ -811,7 +811,7 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_named(kind: str, tmp_pa
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_vocabulary_that_is_larger_than_the_model_is_refused(kind: str, tmp_path: Path) -> None:
     model = ours_of(kind, ("mlm",))
-    save_bundle(tmp_path / "bundle", model, TOKENIZER, task=None, metrics={}, lineage={})
+    save_bundle(tmp_path / "bundle", model, TOKENIZER, About())
     (tmp_path / "bundle" / "raybert.json").unlink()
     larger = Tokenizer.from_vocabulary([*TOKENIZER.vocabulary, "one", "more"], lowercase=False)
     larger.save(tmp_path / "bundle")

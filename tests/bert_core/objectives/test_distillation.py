@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle, save_bundle
 from bert_core.errors import ConfigError
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoder
@@ -377,7 +377,7 @@ def test_a_bundle_has_the_student_alone(tmp_path: Path) -> None:
         for config in (encoder_of(16, 2), encoder_of(32, 4))
     ]
     model = Distillation(models[0], models[1], ALL).eval()
-    save_bundle(tmp_path / "bundle", model, TOKENIZER, task=task, metrics={}, lineage={})
+    save_bundle(tmp_path / "bundle", model, TOKENIZER, About(task=task))
     assert not any("projections" in name for name in load_bundle(tmp_path / "bundle").state)
     theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "bundle").eval()
     row = rows_of()[0][None]

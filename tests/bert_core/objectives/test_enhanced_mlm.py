@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert_core.bundle.format import save_bundle
+from bert_core.bundle.format import About, save_bundle
 from bert_core.errors import ConfigError
 from bert_core.inference.predictor import Predictor
 from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig, FeedForwardConfig
@@ -183,7 +183,7 @@ def test_scores_of_every_token_are_those_of_the_chosen_ones(variant: str) -> Non
 def test_a_bundle_fills_masks_as_it_was_trained_to(recorded: bool, tmp_path: Path) -> None:
     tokenizer = tiny.tokenizer(tiny.ALPHABET)
     model = model_of("deberta-base").float().eval()
-    save_bundle(tmp_path / "bundle", model, tokenizer, task=None, metrics={}, lineage={})
+    save_bundle(tmp_path / "bundle", model, tokenizer, About())
     if not recorded:
         (tmp_path / "bundle" / "raybert.json").unlink()
     predictor = Predictor(tmp_path / "bundle", device="cpu")

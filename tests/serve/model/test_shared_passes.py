@@ -16,7 +16,7 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle, save_bundle
 from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.fill_mask import FillMask
@@ -66,8 +66,7 @@ def heads(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     for seed, (name, task) in enumerate(HEADS.items()):
         model = tiny.model(loaded.encoder_config, task.build_objective, seed=seed)
         assert not model.load_state_dict(encoder, strict=False).unexpected_keys
-        about: dict[str, Any] = {"metrics": {}, "lineage": {}}
-        save_bundle(folder / name, model, loaded.tokenizer, task=task, **about)
+        save_bundle(folder / name, model, loaded.tokenizer, About(task=task))
     tiny.bundle(
         folder / "other", loaded.tokenizer, loaded.encoder_config, task=HEADS["topic"], seed=9
     )

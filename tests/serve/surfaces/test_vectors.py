@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle, save_bundle
 from bert_core.inference.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from serve.surfaces.catalog import SURFACES
@@ -192,7 +192,7 @@ def test_numbers_that_float16_lacks_are_refused(bundles: dict[str, Path], tmp_pa
         for parameter in list(model.parameters())[-4:]:
             parameter.mul_(1e6)
     large = tmp_path / "large"
-    save_bundle(large, model, loaded.tokenizer, task=FeatureExtraction(), metrics={}, lineage={})
+    save_bundle(large, model, loaded.tokenizer, About(task=FeatureExtraction()))
     with live.served(large) as url:
         vectors = raw(post(url, {"inputs": TEXTS}, FLOAT32))
         assert np.abs(vectors).max() > np.finfo(np.float16).max
