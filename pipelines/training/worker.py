@@ -9,7 +9,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -194,66 +194,35 @@ def train(training: Training, report: Report) -> None:
 
     Raises: StoppedError, when the last checkpoint of a run that is to stop is written.
     """
-    place, config, loop = training.place, training.config, training.loop
-    model, clock = training.model, training.clock
+    config, model, clock = training.config, training.model, training.clock
     clock.switch("starting")
-    checkpoint = latest_checkpoint(training.checkpoints)
-    start = checkpoint.step if checkpoint else 0
-    check_agreement(training.checkpoints, start)
-    if checkpoint is not None:
-        load_weights(checkpoint, model, run_digest=training.digest)
-    model.to(place.device)
-    if config.fsdp and place.world_size > 1:
-        shard(model)
-    optimizer = build_optimizer(model, training.optimizer, loop.precision)
-    before, recorded = Progress(), list[tuple[int, dict[str, float]]]()
-    if checkpoint is not None:
-        load_optimizer(checkpoint, optimizer, run_digest=training.digest)
-        before = read_progress(checkpoint)
-        recorded = [] if place.rank else read_points(checkpoint)  # only rank 0's are recorded
-    rise = Rise(config.max_loss_rise, before.losses)
-    measurements = Measurements(training, before.costs)
-    points = Points(report, training.first_record, recorded)
-    if training.measure_before and not start:
+    start = started(training)
+    rise = Rise(config.max_loss_rise, start.before.losses)
+    measurements = Measurements(training, start.before.costs)
+    points = Points(report, training.first_record, start.recorded)
+    if training.measure_before and not start.step:
         points.add(0, measurements.take(model))
-    totals, since, recorded_step = Totals(model.weights), time.monotonic(), start
+    interval, steps = Interval(training, start.step), start.steps(training)
     writer = CheckpointWriter(
         training.checkpoints, run_digest=training.digest, keep=config.keep_checkpoints
-    )
-    steps = training_steps(
-        model,
-        training.batches.from_step(start),
-        optimizer,
-        training.learning_rate,
-        loop,
-        max_grad_norm=training.optimizer.max_grad_norm,
-        start=start,
-        elapsed_s=before.elapsed_s,
     )
     # Exited in reverse: pending writes finish before `explained` names the newest checkpoint.
     with explained(training.checkpoints), writer, closing(steps):
         clock.switch("computing")
         for step in () if measurements.enough else steps:
-            totals.add_step(step)
+            interval.add(step)
             due = due_after(step, training)
             last, checkpointing, cost = step.last, due.checkpoint, None
             notice: Notice = "nothing"
             if due.point:
-                means = totals.means()
-                numbers = _numbers(step, means, time.monotonic() - since, place)
-                waited_s = means["waited_s"] / place.world_size
-                numbers |= time_spent(clock, step.index - recorded_step, waited_s)
-                recorded_step = step.index
+                numbers = interval.numbers(step)
                 points.add(step.index, numbers)
-                try:
+                with points.reported_if_diverged():
                     rise.check(step.index, _unweighted(numbers))
-                except DivergedError:
-                    points.report(last=True)  # so that the curve shows why
-                    raise
                 if due.measurement and training.measure is not None:
                     numbers |= measurements.take(model)
                     last, cost = last or measurements.enough, measurements.costs[-1]
-                totals, since = Totals(model.weights), time.monotonic()
+                interval = Interval(training, step.index)
                 # Before the checkpoint, so that a run resumed from it has all points of the curve.
                 if checkpointing or from_rank_0(points.waited_s >= config.report_every_s):
                     notice = points.report(last=False)
@@ -261,7 +230,7 @@ def train(training: Training, report: Report) -> None:
             if checkpointing:
                 progress = Progress(rise.losses, measurements.costs, step.elapsed_s)
                 with clock.during("checkpointing"):
-                    writer.save(step.index, model, optimizer, cost, progress, points.so_far())
+                    writer.save(step.index, model, start.optimizer, cost, progress, points.so_far())
             if notice == "stop":
                 writer.wait()
                 raise StoppedError
@@ -269,8 +238,52 @@ def train(training: Training, report: Report) -> None:
                 break
         with clock.during("checkpointing"):
             writer.wait()
-    points.add(recorded_step, time_spent(clock))
+    points.add(interval.after, time_spent(clock))
     points.report(last=True)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where training begins, with the model in the same state."""
+
+    step: int
+    """The number of steps that were done before."""
+    optimizer: torch.optim.Optimizer
+    before: Progress
+    recorded: Records
+    """Points of the curves until here; empty on all ranks but 0, whose points are recorded."""
+
+    def steps(self, training: Training) -> Generator[Step]:
+        """The steps from here to the last."""
+        return training_steps(
+            training.model,
+            training.batches.from_step(self.step),
+            self.optimizer,
+            training.learning_rate,
+            training.loop,
+            max_grad_norm=training.optimizer.max_grad_norm,
+            start=self.step,
+            elapsed_s=self.before.elapsed_s,
+        )
+
+
+def started(training: Training) -> Start:
+    """Bring the model to the newest checkpoint, if there is one, and to its device. Collective."""
+    place, model = training.place, training.model
+    checkpoint = latest_checkpoint(training.checkpoints)
+    step = checkpoint.step if checkpoint else 0
+    check_agreement(training.checkpoints, step)
+    if checkpoint is not None:
+        load_weights(checkpoint, model, run_digest=training.digest)
+    model.to(place.device)
+    if training.config.fsdp and place.world_size > 1:
+        shard(model)
+    optimizer = build_optimizer(model, training.optimizer, training.loop.precision)
+    if checkpoint is None:
+        return Start(0, optimizer, Progress(), [])
+    load_optimizer(checkpoint, optimizer, run_digest=training.digest)
+    recorded = [] if place.rank else read_points(checkpoint)
+    return Start(step, optimizer, read_progress(checkpoint), recorded)
 
 
 @dataclass(frozen=True)
@@ -289,6 +302,25 @@ def due_after(step: Step, training: Training) -> Due:
     measurement = step.last or _is_due(step.index, training.measure_every_steps)
     checkpoint = measurement or _is_due(step.index, config.checkpoint_every_steps)
     return Due(measurement, checkpoint, checkpoint or _is_due(step.index, config.log_every_steps))
+
+
+class Interval:
+    """The steps since the last point of the curves."""
+
+    def __init__(self, training: Training, after: int) -> None:
+        """`after` is the step of that point."""
+        self._training, self.after = training, after
+        self._totals, self._since = Totals(training.model.weights), time.monotonic()
+
+    def add(self, step: Step) -> None:
+        self._totals.add_step(step)
+
+    def numbers(self, step: Step) -> dict[str, float]:
+        """The next point, after its last step. Collective."""
+        means, place = self._totals.means(), self._training.place
+        numbers = _numbers(step, means, time.monotonic() - self._since, place)
+        waited_s = means["waited_s"] / place.world_size
+        return numbers | time_spent(self._training.clock, step.index - self.after, waited_s)
 
 
 class Points:
@@ -322,6 +354,15 @@ class Points:
         waiting, self._waiting = self._waiting, []
         self._reported = time.monotonic()
         return self._report(waiting, last)
+
+    @contextmanager
+    def reported_if_diverged(self) -> Iterator[None]:
+        """Report the points before training ends, so that the curve shows why."""
+        try:
+            yield
+        except DivergedError:
+            self.report(last=True)
+            raise
 
     def so_far(self) -> bytes:
         """All points, to store with the checkpoint that is written now."""
