@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
+from jaxtyping import Int
 
 OUTSIDE = "O"
 Scheme = Literal["BIO", "IOB1", "BIOES", "BILOU"]
@@ -169,3 +170,76 @@ def entity_metrics(counts: Mapping[str, np.ndarray]) -> dict[str, float]:
         "recall": recall,
         "f1": 2 * precision * recall / both if both else 0.0,
     }
+
+
+def entity_metrics_by_type(
+    columns: Mapping[str, np.ndarray], types: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """`entity_metrics` and `support` (annotated entities) of each type by itself.
+
+    Args:
+        columns: `correct`, `predicted` and `wanted`, (rows, types).
+    """
+    names = ("correct", "predicted", "wanted")
+    return {
+        kind: {
+            **entity_metrics({name: columns[name][:, place] for name in names}),
+            "support": int(columns["wanted"][:, place].sum()),
+        }
+        for place, kind in enumerate(types)
+    }
+
+
+def tagged_entity_metrics(columns: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """`entity_metrics`; `surface_f1` over distinct entities (WNUT 2017); and those of plain texts
+    as `text_…`.
+
+    Args:
+        columns: counts of entities; `surfaces` and `wanted_surfaces`, a set of entities per row;
+            counts in plain texts, if there are any, as `text_correct` and so on.
+    """
+    found, wanted = (set().union(*columns[name]) for name in ("surfaces", "wanted_surfaces"))
+    different = {"correct": len(found & wanted), "predicted": len(found), "wanted": len(wanted)}
+    surfaces = entity_metrics({name: np.array([count]) for name, count in different.items()})
+    plain = _of_plain_texts(columns)
+    of_plain = entity_metrics(plain) if plain else {}
+    return {
+        **entity_metrics(columns),
+        "surface_f1": surfaces["f1"],
+        **{f"text_{name}": value for name, value in of_plain.items()},
+    }
+
+
+def tag_accuracy(columns: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The share of words with the right tag, and that in plain texts as `text_accuracy`.
+
+    Args:
+        columns: counts of words, named as those of `tagged_entity_metrics`.
+    """
+    plain = _of_plain_texts(columns)
+    return {
+        name: float(counts["correct"].sum() / max(1, counts["wanted"].sum()))
+        for name, counts in (("accuracy", columns), ("text_accuracy", plain))
+        if counts
+    }
+
+
+def _of_plain_texts(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    prefix = "text_"
+    return {
+        name.removeprefix(prefix): values
+        for name, values in columns.items()
+        if name.startswith(prefix)
+    }
+
+
+def misplaced(columns: Mapping[str, np.ndarray]) -> Int[np.ndarray, "rows"]:
+    """How many entities of each row are wrong; one predicted instead of another counts once.
+
+    Args:
+        columns: `correct`, `predicted` and `wanted`, (rows, types).
+    """
+    correct, predicted, expected = (
+        columns[name].sum(axis=1) for name in ("correct", "predicted", "wanted")
+    )
+    return np.maximum(predicted, expected) - correct

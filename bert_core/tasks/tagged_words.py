@@ -1,6 +1,6 @@
 """The words of a tagger's rows and texts: how they are read, and how their tags become answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,13 +26,21 @@ from bert_core.metrics.entities import (
     NAMELESS,
     OUTSIDE,
     PREFIXES,
+    Entity,
+    Scheme,
     entities_of,
+    name_of,
     runs_of,
+    tag_of,
+    tags_of,
     type_of,
 )
 from bert_core.tasks.shapes import Row
+from bert_core.tasks.texts import softmax
 
 AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
+Mark = tuple[str, int, int]
+"""Type or tag, start character, and end character (exclusive)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +184,69 @@ def by_unit(
     return words, probabilities[order[firsts]]
 
 
+def best_tags(
+    parts: Sequence[tuple[Scored, Float[np.ndarray, "_ classes"]]],
+    labels: Sequence[str],
+    strategy: AggregationStrategy,
+    *,
+    of_entities: bool,
+) -> Tagged:
+    """The best tag of each word of a text and its probability; those of its first part, if it has
+    several.
+
+    A word without pieces is outside, or in the entity of the words around it.
+
+    Args:
+        parts: the text's windows, with their logits.
+        of_entities: whether the labels mark entities.
+    """
+    origin = parts[0][0]
+    tags = [OUTSIDE if OUTSIDE in labels else labels[0]] * len(origin.spans)
+    shares = np.full(len(tags), np.nan)
+    for part, logits in parts:
+        words, probabilities = by_unit(part, softmax(logits), strategy)
+        best = probabilities.argmax(-1)
+        for word, index, row in zip(words, best, probabilities, strict=True):
+            if np.isnan(shares[word]):
+                tags[word], shares[word] = labels[index], row[index]
+    places = np.flatnonzero(~np.isnan(shares))
+    known = [tags[place] for place in places]
+    for entity in (entities_of if of_entities else runs_of)(known):
+        first, last = places[[entity.first, entity.end - 1]]
+        tag = tags[first]
+        inside = tag_of("I", type_of(tag)) if of_entities else tag
+        for place in range(first, last + 1):
+            tags[place] = inside if np.isnan(shares[place]) else tags[place]
+    return Tagged(origin.text, origin.spans, tags, shares)
+
+
+def tags_of_units(
+    row: Row, words: Int[np.ndarray, "units"], scheme: Scheme | None
+) -> list[str | None]:
+    """The tag that each unit of a labelled row learns, from its word's; None for none.
+
+    The first unit of an entity begins it and the others are inside. Of the units of a word outside,
+    only the first has a tag: long words, such as addresses of pages, would teach little but `O`.
+
+    Args:
+        words: the word of each unit.
+        scheme: of the learned tags; None if tags do not mark entities.
+    """
+    full = full_words(row["tokens"])
+    tags, places = [row["tags"][word] for word in full], np.searchsorted(full, words)
+    if scheme is None:
+        return [tags[place] for place in places]
+    entities = []
+    for entity in entities_of(tags):
+        first, end = np.searchsorted(places, [entity.first, entity.end]).tolist()
+        entities += [Entity(entity.type, first, end)] if end > first else []
+    is_later = np.append(False, words[1:] == words[:-1])
+    return [
+        None if later and tag == OUTSIDE else tag
+        for tag, later in zip(tags_of(entities, len(words), scheme), is_later, strict=False)
+    ]
+
+
 def in_words(tagged: Tagged, marks: str, *, of_entities: bool) -> Tagged:
     """The parts of a text joined to words: at `marks` within words; and without white space
     between, if they are of one entity, or have one tag. As for words that are known, the first
@@ -239,3 +310,53 @@ def _answer(tagged: Tagged, first: int, end: int, key: str, label: str) -> dict[
         "start": start,
         "end": stop,
     }
+
+
+def marks_of_row(row: Row, spans: Spans, *, of_entities: bool) -> set[Mark]:
+    """What the row's tags mark, by the characters of its words; words of which nothing is left
+    are none."""
+    full = full_words(row["tokens"])
+    tags, spans = [row["tags"][place] for place in full], spans[full]
+    if of_entities:
+        return {
+            (name_of(entity.type), int(spans[entity.first, 0]), int(spans[entity.end - 1, 1]))
+            for entity in entities_of(tags)
+        }
+    return {(tag, start, end) for tag, (start, end) in zip(tags, spans.tolist(), strict=True)}
+
+
+def mark_of(answer: Mapping[str, Any], *, of_entities: bool) -> Mark:
+    """What one entity, or word, of an answer marks."""
+    return answer["entity_group" if of_entities else "entity"], answer["start"], answer["end"]
+
+
+def marks_of_answer(answer: Sequence[Mapping[str, Any]], *, of_entities: bool) -> set[Mark]:
+    return {mark_of(part, of_entities=of_entities) for part in answer}
+
+
+def with_words_left_out(marks: set[Mark], row: Row, spans: Spans) -> set[Mark]:
+    """The marks of a row's words, of which those that an answer leaves out are outside."""
+    by_start = {start: (tag, start, end) for tag, start, end in marks}
+    words = spans[full_words(row["tokens"])].tolist()
+    return {by_start.get(start, (OUTSIDE, start, end)) for start, end in words}
+
+
+def words_with_their_tags(annotated: set[Mark], predicted: set[Mark], text: str) -> set[Mark]:
+    """The annotated words of a text every part of which has the word's tag in the answer."""
+    tags = np.full(len(text), OUTSIDE, dtype=object)
+    for tag, start, end in predicted:
+        tags[start:end] = tag
+    parts = {mark: parts_of(text[mark[1] : mark[2]]) + mark[1] for mark in annotated}
+    return {
+        mark
+        for mark, of_word in parts.items()
+        if all((tags[start:end] == mark[0]).all() for start, end in of_word)
+    }
+
+
+def by_type(marks: set[Mark], places: Mapping[str, int]) -> Int[np.ndarray, "types_1"]:
+    """The number of marks of each type; the last number is of all types without a place."""
+    counts = np.zeros(len(places) + 1, dtype=np.int64)
+    for kind, _, _ in marks:
+        counts[places.get(kind, -1)] += 1
+    return counts

@@ -30,27 +30,26 @@ from bert_core.data.windows import (
     with_special_tokens,
 )
 from bert_core.data.words import (
-    Spans,
     glue_of,
     inner_marks,
     joined,
-    parts_of,
 )
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.entities import (
     OUTSIDE,
     PREFIXES,
-    Entity,
     Scheme,
     are_nameless,
     entities_of,
-    entity_metrics,
+    entity_metrics_by_type,
     is_of_entity,
+    misplaced,
     name_of,
     recognised,
-    runs_of,
     scheme_of,
+    tag_accuracy,
     tag_of,
+    tagged_entity_metrics,
     tags_of,
     type_of,
     types_of,
@@ -63,17 +62,21 @@ from bert_core.tasks.shapes import Label, Row
 from bert_core.tasks.tagged_words import (
     AggregationStrategy,
     Scored,
-    Tagged,
+    best_tags,
     by_owner,
-    by_unit,
+    by_type,
     counted,
     entity_answers,
-    full_words,
     in_words,
+    mark_of,
+    marks_of_answer,
+    marks_of_row,
     read,
+    tags_of_units,
+    with_words_left_out,
     word_answers,
+    words_with_their_tags,
 )
-from bert_core.tasks.texts import softmax
 
 if TYPE_CHECKING:
     from bert_core.objectives.feature_based import FeatureBasedTokenClassification
@@ -81,8 +84,6 @@ if TYPE_CHECKING:
 
 SHOWN_TAGS = 8
 """How many tags a remark shows."""
-Mark = tuple[str, int, int]
-"""Type or tag, start character, and end character (exclusive)."""
 ENTITY = [
     ("entity_group", pa.string()), ("entity", pa.string()), ("score", pa.float64()),
     ("word", pa.string()), ("start", pa.int64()), ("end", pa.int64()),
@@ -389,7 +390,7 @@ class TokenClassification(Task):
             by_row[window.row].append(place)
         for row, places in zip(rows, by_row, strict=True):
             parts = [(windows[at].origin, scores[at]) for at in places]
-            tagged = self._tagged(parts, strategy)
+            tagged = best_tags(parts, self.labels, strategy, of_entities=bool(self.chosen.entities))
             if self.chosen.label_parts and row.get("tokens") is None:
                 marks = self.chosen.inner_marks or ""
                 tagged = in_words(tagged, marks, of_entities=bool(self.chosen.entities))
@@ -405,34 +406,6 @@ class TokenClassification(Task):
                 answers.append(word_answers(tagged, parameters.ignore_labels))
         return answers
 
-    def _tagged(
-        self, parts: Sequence[tuple[Scored, np.ndarray]], strategy: AggregationStrategy
-    ) -> Tagged:
-        """The best tag of each word and its probability; those of its first part, if it has
-        several.
-
-        A word without pieces is outside, or in the entity of the words around it.
-        """
-        origin = parts[0][0]
-        outside = OUTSIDE if OUTSIDE in self._ids else self.labels[0]
-        tags = [outside] * len(origin.spans)
-        shares = np.full(len(tags), np.nan)
-        for part, logits in parts:
-            words, probabilities = by_unit(part, softmax(logits), strategy)
-            best = probabilities.argmax(-1)
-            for word, index, row in zip(words, best, probabilities, strict=True):
-                if np.isnan(shares[word]):
-                    tags[word], shares[word] = self.labels[index], row[index]
-        places = np.flatnonzero(~np.isnan(shares))
-        known = [tags[place] for place in places]
-        for entity in (entities_of if self.chosen.entities else runs_of)(known):
-            first, last = places[[entity.first, entity.end - 1]]
-            tag = tags[first]
-            inside = tag_of("I", type_of(tag)) if self.chosen.entities else tag
-            for place in range(first, last + 1):
-                tags[place] = inside if np.isnan(shares[place]) else tags[place]
-        return Tagged(origin.text, origin.spans, tags, shares)
-
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """Per row, the `correct`, `predicted` and `wanted` entities (or words), counted by type.
 
@@ -440,16 +413,20 @@ class TokenClassification(Task):
         """
         for number, row in enumerate(rows, 1):
             self._check(row, number)
+        entities = bool(self.chosen.entities)
         columns: dict[str, list[Any]] = {"correct": [], "predicted": [], "wanted": []}
-        if self.chosen.entities:
+        if entities:
             columns |= {"surfaces": [], "wanted_surfaces": []}
         for row, answer in zip(rows, answers, strict=True):
             text, spans = joined(row["tokens"])
-            annotated, predicted = self._annotated(row, spans), self._predicted(answer, row, spans)
-            columns["correct"].append(self._by_type(predicted & annotated))
-            columns["predicted"].append(self._by_type(predicted))
-            columns["wanted"].append(self._by_type(annotated))
-            if self.chosen.entities:
+            annotated = marks_of_row(row, spans, of_entities=entities)
+            predicted = marks_of_answer(answer, of_entities=entities)
+            if not entities:
+                predicted = with_words_left_out(predicted, row, spans)
+            columns["correct"].append(by_type(predicted & annotated, self._types))
+            columns["predicted"].append(by_type(predicted, self._types))
+            columns["wanted"].append(by_type(annotated, self._types))
+            if entities:
                 for name, marks in (("surfaces", predicted), ("wanted_surfaces", annotated)):
                     columns[name].append({(kind, text[start:end]) for kind, start, end in marks})
         return {name: _column(values) for name, values in columns.items()}
@@ -463,56 +440,19 @@ class TokenClassification(Task):
         it has its tag."""
         for number, row in enumerate(rows, 1):
             self._check(row, number)
+        entities = bool(self.chosen.entities)
         names = ("text_correct", "text_predicted", "text_wanted")
         columns: dict[str, list[int]] = {name: [] for name in names}
         for row, answer in zip(rows, answers, strict=True):
             text, spans = joined(row["tokens"], glue_of(row["tokens"]))
-            annotated, predicted = self._annotated(row, spans), set(map(self._mark, answer))
-            if not self.chosen.entities:
-                tags = np.full(len(text), OUTSIDE, dtype=object)
-                for tag, start, end in predicted:
-                    tags[start:end] = tag
-                parts = {mark: parts_of(text[mark[1] : mark[2]]) + mark[1] for mark in annotated}
-                predicted = {
-                    mark
-                    for mark, of_word in parts.items()
-                    if all((tags[start:end] == mark[0]).all() for start, end in of_word)
-                }
+            annotated = marks_of_row(row, spans, of_entities=entities)
+            predicted = marks_of_answer(answer, of_entities=entities)
+            if not entities:
+                predicted = words_with_their_tags(annotated, predicted, text)
             counts = len(predicted & annotated), len(predicted), len(annotated)
             for name, count in zip(names, counts, strict=True):
                 columns[name].append(count)
         return {name: np.array(values) for name, values in columns.items()}
-
-    def _annotated(self, row: Row, spans: Spans) -> set[Mark]:
-        """What the row's tags mark, by the characters of its words; words of which nothing is left
-        are none."""
-        full = full_words(row["tokens"])
-        tags, spans = [row["tags"][place] for place in full], spans[full]
-        if self.chosen.entities:
-            return {
-                (name_of(entity.type), int(spans[entity.first, 0]), int(spans[entity.end - 1, 1]))
-                for entity in entities_of(tags)
-            }
-        return {(tag, start, end) for tag, (start, end) in zip(tags, spans.tolist(), strict=True)}
-
-    def _predicted(self, answer: list[dict[str, Any]], row: Row, spans: Spans) -> set[Mark]:
-        marks = {self._mark(entity) for entity in answer}
-        if self.chosen.entities:
-            return marks
-        # Words that an answer leaves out are outside.
-        by_start = {start: (tag, start, end) for tag, start, end in marks}
-        words = spans[full_words(row["tokens"])].tolist()
-        return {by_start.get(start, (OUTSIDE, start, end)) for start, end in words}
-
-    def _mark(self, entity: Mapping[str, Any]) -> Mark:
-        kind = entity["entity_group" if self.chosen.entities else "entity"]
-        return kind, entity["start"], entity["end"]
-
-    def _by_type(self, marks: set[Mark]) -> Int[np.ndarray, "types"]:
-        counts = np.zeros(len(self._types) + 1, dtype=np.int64)
-        for kind, _, _ in marks:
-            counts[self._types.get(kind, -1)] += 1
-        return counts
 
     def constant(self, rows: Sequence[Row]) -> Columns:
         if self.chosen.entities:
@@ -535,63 +475,30 @@ class TokenClassification(Task):
         return {"entities": answer}
 
     def metrics(self, columns: Columns) -> dict[str, float]:
-        """For entities conlleval's, and `surface_f1` over distinct entities (WNUT 2017); those of
-        plain texts as `text_…`, with the columns of `compare_plain`."""
-        plain = {
-            name.removeprefix("text_"): values
-            for name, values in columns.items()
-            if name.startswith("text_")
-        }
-        if not self.chosen.entities:
-            each = {"accuracy": columns} | ({"text_accuracy": plain} if plain else {})
-            return {
-                name: float(of["correct"].sum() / max(1, of["wanted"].sum()))
-                for name, of in each.items()
-            }
-        surfaces: list[set[tuple[str, str]]] = [
-            set().union(*columns[name]) for name in ("surfaces", "wanted_surfaces")
-        ]
-        counts = {
-            "correct": len(surfaces[0] & surfaces[1]),
-            "predicted": len(surfaces[0]),
-            "wanted": len(surfaces[1]),
-        }
-        different = entity_metrics({name: np.array([count]) for name, count in counts.items()})
-        of_text = entity_metrics(plain) if plain else {}
-        return {
-            **entity_metrics(columns),
-            "surface_f1": different["f1"],
-            **{f"text_{name}": value for name, value in of_text.items()},
-        }
+        """conlleval's for entities, and `surface_f1`; accuracy for other tags. Those of plain texts
+        are `text_…`, with the columns of `compare_plain`."""
+        return (tagged_entity_metrics if self.chosen.entities else tag_accuracy)(columns)
 
     def by_class(self, columns: Columns) -> dict[str, dict[str, float]]:
         """Per type of entity, or per tag."""
-        names = ("correct", "predicted", "wanted")
-        return {
-            kind: {
-                **entity_metrics({name: columns[name][:, place] for name in names}),
-                "support": int(columns["wanted"][:, place].sum()),
-            }
-            for kind, place in self._types.items()
-        }
+        return entity_metrics_by_type(columns, list(self._types))
 
     def faults(self, columns: Columns) -> Int[np.ndarray, "rows"]:
         """How many entities, or words, are wrong; one predicted instead of another counts once."""
-        correct, predicted, annotated = (
-            columns[name].sum(axis=1) for name in ("correct", "predicted", "wanted")
-        )
-        return np.maximum(predicted, annotated) - correct
+        return misplaced(columns)
 
     def claims(
         self, rows: Sequence[Row], answers: Sequence[Any]
     ) -> tuple[Float[np.ndarray, "claims"], Bool[np.ndarray, "claims"]]:
         """The score of each entity, or word, in the answers."""
+        entities = bool(self.chosen.entities)
         scores: list[float] = []
         is_right: list[bool] = []
         for row, answer in zip(rows, answers, strict=True):
-            annotated = self._annotated(row, joined(row["tokens"])[1])
+            spans = joined(row["tokens"])[1]
+            annotated = marks_of_row(row, spans, of_entities=entities)
             scores.extend(entity["score"] for entity in answer)
-            is_right.extend(self._mark(entity) in annotated for entity in answer)
+            is_right.extend(mark_of(entity, of_entities=entities) in annotated for entity in answer)
         return np.array(scores, dtype=np.float64), np.array(is_right, dtype=bool)
 
     def remarks(self, rows: Sequence[Row]) -> Remarks:
@@ -647,25 +554,13 @@ class TokenClassification(Task):
     def _label_ids(
         self, row: Row, number: int, words: Int[np.ndarray, "units"]
     ) -> Int[np.ndarray, "units"]:
-        """The label of each unit, from its word: of an entity, the first begins it and the others
-        are inside. Of a word outside, only the first has one, or long ones, such as addresses of
-        pages, would teach little but `O`."""
+        """The label of each unit; IGNORE for tags that the model does not know, and those that
+        `tags_of_units` leaves out."""
         self._check(row, number)
-        full = full_words(row["tokens"])
-        tags, places = [row["tags"][word] for word in full], np.searchsorted(full, words)
-        if not self.chosen.entities:
-            tags = [tags[place] for place in places]
-        else:
-            entities = []
-            for entity in entities_of(tags):
-                first, end = np.searchsorted(places, [entity.first, entity.end]).tolist()
-                entities += [Entity(entity.type, first, end)] if end > first else []
-            tags = tags_of(entities, len(words), scheme_of(self.labels))
-        ids = np.array([self._ids.get(tag, IGNORE) for tag in tags], dtype=np.int64)
-        if self.chosen.entities and len(ids):
-            is_later = np.append(False, words[1:] == words[:-1])
-            ids[is_later & (np.array(tags) == OUTSIDE)] = IGNORE
-        return ids
+        scheme = scheme_of(self.labels) if self.chosen.entities else None
+        tags = tags_of_units(row, words, scheme)
+        ids = [IGNORE if tag is None else self._ids.get(tag, IGNORE) for tag in tags]
+        return np.array(ids, dtype=np.int64)
 
 
 def _some(tags: Sequence[str]) -> str:
