@@ -41,7 +41,7 @@ from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import autocast, training_steps
 from bert_core.train.optim import build_optimizer
 from pipelines import distill, finetune
-from pipelines.corpus.labelled import read_labelled
+from pipelines.corpus.labelled import labelled_rows
 from pipelines.distill import DistillConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.training.student import TEACHER, LossesConfig
@@ -253,7 +253,7 @@ def _speed(name: str, scratch: Path, config: FinetuneConfig, rounds: int) -> Pla
     student, teacher = scratch / "taught", Path(config.output)
     task = load_bundle(teacher / "bundle").task
     assert task is not None
-    rows = read_labelled(config.held_out, "held_out", task.shapes(task.chosen))
+    rows = labelled_rows(config.held_out, "held_out", task.shapes(task.chosen)).rows
 
     def rate(folder: Path) -> float:
         predictor = Predictor(folder / "bundle")

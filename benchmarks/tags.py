@@ -32,7 +32,7 @@ from bert_core.inference.predictor import Predictor
 from bert_core.metrics.entities import Entity, entities_of, tags_of
 from bert_core.tasks.token_classification import TokenClassification
 from pipelines import finetune
-from pipelines.corpus.labelled import LabelledConfig, read_labelled
+from pipelines.corpus.labelled import LabelledConfig, labelled_rows
 from pipelines.finetune import FinetuneConfig
 
 SEEDS = (0, 1, 2)
@@ -81,7 +81,7 @@ def rows_of(data: Path, pattern: str, most: int) -> list[Row]:
     for path in sorted(data.glob(pattern)):
         if path.suffix == ".conll":
             config = LabelledConfig(source=str(path), format="conll")
-            rows += read_labelled(config, "train", TokenClassification.shapes())
+            rows += labelled_rows(config, "train", TokenClassification.shapes()).rows
         elif path.suffix == ".txt" and path.with_suffix(".ann").exists():
             rows += _tagged(path.read_text(), _brat(path.with_suffix(".ann").read_text()))
         else:

@@ -26,7 +26,7 @@ from benchmarks.peer_tasks import SHARE_OF_WARM_UP, Hyperparameters, scores_of, 
 from bert_core.bundle.format import load_bundle
 from bert_core.tasks.catalog import TASKS
 from pipelines import finetune
-from pipelines.corpus.labelled import LabelledConfig, read_labelled
+from pipelines.corpus.labelled import LabelledConfig, labelled_rows
 from pipelines.finetune import FinetuneConfig
 
 SEEDS = (0, 1, 2)
@@ -173,7 +173,7 @@ def stage_config(line: Line, model: str, data: Path, scratch: Path) -> FinetuneC
         config = LabelledConfig(
             source=str(data / path), format=written_as, columns={**line.columns}
         )
-        rows = read_labelled(config, "train", kind.shapes(options))
+        rows = labelled_rows(config, "train", kind.shapes(options)).rows
         chosen = np.sort(np.random.default_rng(0).permutation(len(rows))[:most])
         target = scratch / f"{split}.jsonl"
         lines = (json.dumps({k: v for k, v in rows[n].items() if v is not None}) for n in chosen)
@@ -206,7 +206,7 @@ def _trainer(line: Line, config: FinetuneConfig, seed: int, scratch: Path) -> di
     options = kind.options_of(line.options)
     assert config.held_out is not None
     rows, scored = (
-        read_labelled(source, "train", kind.shapes(options))
+        labelled_rows(source, "train", kind.shapes(options)).rows
         for source in (config.train, config.held_out)
     )
     task = kind.from_rows(rows, options)

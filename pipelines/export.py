@@ -19,7 +19,7 @@ from pipelines.corpus.labelled import (
     LabelledConfig,
     Unlabelled,
     labelled_input,
-    read_labelled,
+    labelled_rows,
     rows_of,
     usual_columns,
 )
@@ -201,7 +201,9 @@ def _to_calibrate(
     else:
         shapes = task.shapes(task.chosen)[0], Unlabelled
         usual = usual_columns(predictor.bundle, task.name)
-        rows = read_labelled(config.calibration, "train", shapes, usual=usual, setting=CALIBRATION)
+        rows = labelled_rows(
+            config.calibration, "train", shapes, usual=usual, setting=CALIBRATION
+        ).rows
         known = set(task.digests(held_out, task.chosen).tolist())
         digests = task.digests(rows, task.chosen).tolist()
         rows = [row for row, digest in zip(rows, digests, strict=True) if digest not in known]
@@ -267,7 +269,7 @@ def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[s
     task = predictor.task
     checked = partial(task.fitting, learned=False)
     usual = usual_columns(predictor.bundle, task.name)
-    rows = read_labelled(source, HELD_OUT, task.shapes(task.chosen), checked, usual)
+    rows = labelled_rows(source, HELD_OUT, task.shapes(task.chosen), checked, usual).rows
     seen = predictor.bundle.has_seen(task, rows)
     if seen.all():
         raise ConfigError(

@@ -88,11 +88,9 @@ def labelled(
     shapes: tuple[type, type],
     columns: Mapping[str, str],
     source: str,
-    unused: Set[str] | None = None,
-    setting: str = "columns",
 ) -> list[dict[str, Any]]:
     """The rows of `read_records`. Raises: CorpusError as there, and naming all bad rows."""
-    read = read_records(records, shapes, columns, source, unused, setting)
+    read = read_records(records, shapes, columns, source)
     if read.bad:
         raise CorpusError(told_of(read.bad, len(records)))
     return read.rows

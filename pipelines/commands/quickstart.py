@@ -32,7 +32,7 @@ from pipelines.commands.report_runs import runs_of
 from pipelines.configure import CONFIGS, STAGES, parse
 from pipelines.corpus import docstrings
 from pipelines.corpus.config import DOCSTRINGS
-from pipelines.corpus.labelled import LabelledConfig, read_labelled
+from pipelines.corpus.labelled import LabelledConfig, labelled_rows
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import console, say
 from tracking.runs import metric_names as names
@@ -195,7 +195,7 @@ def _rows() -> list[dict[str, str]]:
     from bert_core.tasks.text_classification import OneLabel
     from bert_core.tasks.texts import TextInput
 
-    rows = read_labelled(LabelledConfig(source=DOCSTRINGS), "held_out", (TextInput, OneLabel))
+    rows = labelled_rows(LabelledConfig(source=DOCSTRINGS), "held_out", (TextInput, OneLabel)).rows
     return [row for row in rows if not re.search(r"(\W)\1{3}|>>>", row["text"])]
 
 

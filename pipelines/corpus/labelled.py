@@ -115,18 +115,6 @@ class RowsRead:
     """Rows that were skipped, and what was changed in others."""
 
 
-def read_labelled(
-    config: LabelledConfig,
-    split: Split,
-    shapes: tuple[type, type],
-    checked: Checked | None = None,
-    usual: Columns | None = None,
-    setting: str | None = None,
-) -> list[dict[str, Any]]:
-    """The rows of `labelled_rows` alone."""
-    return labelled_rows(config, split, shapes, checked, usual, setting).rows
-
-
 def labelled_rows(
     config: LabelledConfig,
     split: Split,
@@ -321,7 +309,7 @@ def rows_after(before: int) -> Iterator[None]:
 def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]:
     """Rows with the fields of a task's input, one per line of a test file, in order.
 
-    Raises: CorpusError as `read_labelled` does, and if a line is broken.
+    Raises: CorpusError as `labelled_rows` does, and if a line is broken.
     """
     path = config.source
     if not files.exists(path):

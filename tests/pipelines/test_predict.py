@@ -18,7 +18,7 @@ from bert_core.tasks.texts import TextInput
 from pipelines import predict
 from pipelines.answering.parts import usual_part_bytes
 from pipelines.corpus.blocks import plan_blocks
-from pipelines.corpus.labelled import LabelledConfig, read_labelled
+from pipelines.corpus.labelled import LabelledConfig, labelled_rows
 from pipelines.corpus.sources import list_corpus
 from pipelines.predict import PredictConfig
 from tests.pipelines.interruption import run_interrupted
@@ -168,7 +168,7 @@ def test_what_finetune_reads_predict_reads(
     (tmp_path / "sets").mkdir()
     (tmp_path / "sets" / name).write_bytes(pack(data))
     labelled = LabelledConfig(source=f"{tmp_path}/sets/{name}", columns={"text": "sentence"})
-    rows = read_labelled(labelled, "train", (TextInput, OneLabel))
+    rows = labelled_rows(labelled, "train", (TextInput, OneLabel)).rows
     sources = (f"{tmp_path}/sets/{name}", str(tmp_path / "sets"), f"{tmp_path}/sets/*{name[3:]}")
     for number, source in enumerate(sources):
         told = replace(

@@ -27,7 +27,7 @@ from bert_core.tasks.texts import TextInput
 from pipelines.corpus.blocks import plan_blocks, read_block
 from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.data_files import _say
-from pipelines.corpus.labelled import LabelledConfig, read_labelled
+from pipelines.corpus.labelled import LabelledConfig, labelled_rows
 from pipelines.corpus.sources import list_corpus
 
 ROWS: list[dict[str, Any]] = [
@@ -68,7 +68,7 @@ def read_corpus(path: Path, **settings: Any) -> list[str]:
 
 
 def read_rows(path: Path, shape: type = OneLabel) -> list[dict[str, Any]]:
-    return read_labelled(LabelledConfig(source=str(path)), "train", (TextInput, shape))
+    return labelled_rows(LabelledConfig(source=str(path)), "train", (TextInput, shape)).rows
 
 
 @pytest.mark.parametrize("packed", PACK)

@@ -14,7 +14,7 @@ from pipelines import prepare, vocab
 from pipelines.corpus import docstrings
 from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.docstrings import DocstringsConfig
-from pipelines.corpus.labelled import LabelledConfig, read_labelled
+from pipelines.corpus.labelled import LabelledConfig, labelled_rows
 from pipelines.corpus.sources import list_corpus
 from pipelines.prepare import PrepareConfig
 from pipelines.vocab import VocabConfig
@@ -54,10 +54,8 @@ def test_no_module_and_no_docstring_is_in_both_splits(folder: Path) -> None:
         assert len(paragraphs[split]) == len(labelled), "no opening twice"
     assert not paragraphs["train"] & paragraphs["held_out"]
     shapes = (TextInput, OneLabel)
-    assert read_labelled(LabelledConfig(source="docstrings"), "held_out", shapes)[0].keys() == {
-        "text",
-        "label",
-    }
+    first = labelled_rows(LabelledConfig(source="docstrings"), "held_out", shapes).rows[0]
+    assert first.keys() == {"text", "label"}
 
 
 def test_pairs_are_summaries_with_what_follows_them(folder: Path) -> None:

@@ -20,7 +20,7 @@ from pipelines.corpus.labelled import (
     Split,
     labelled_files,
     labelled_input,
-    read_labelled,
+    labelled_rows,
 )
 from pipelines.corpus.sources import list_corpus
 
@@ -291,7 +291,7 @@ def test_classes_have_the_names_that_the_card_tells(
     if cell != "1":
         (tmp_path / "train.csv").unlink()
         (tmp_path / "train.jsonl").write_text(json.dumps({"text": "x", "label": cell}))
-    [row] = read_labelled(LabelledConfig(source=source), "train", (TextInput, OneLabel))
+    [row] = labelled_rows(LabelledConfig(source=source), "train", (TextInput, OneLabel)).rows
     assert row["label"] == ("pos" if cell == "pos" else label)
 
 
@@ -309,10 +309,10 @@ def test_a_column_that_is_empty_in_one_of_several_files_is_empty_text(tmp_path: 
     (tmp_path / "a.csv").write_text("text,text_pair,label\nx,,1\n")
     (tmp_path / "b.csv").write_text("text,text_pair,label\ny,z,0\nw,,1\n")
     config = LabelledConfig(source=f"{tmp_path}/*.csv")
-    rows = read_labelled(config, "train", (TextInput, OneLabel))
+    rows = labelled_rows(config, "train", (TextInput, OneLabel)).rows
     assert [row["text_pair"] for row in rows] == ["", "z", ""]
     (tmp_path / "b.csv").write_text("text,text_pair,label\ny,,0\n")
-    rows = read_labelled(config, "train", (TextInput, OneLabel))
+    rows = labelled_rows(config, "train", (TextInput, OneLabel)).rows
     assert [row.keys() for row in rows] == [{"text", "label"}] * 2
 
 
@@ -323,9 +323,9 @@ def test_tags_have_the_names_that_the_card_tells(tmp_path: Path, kind: str) -> N
     (tmp_path / "train.jsonl").write_text('{"tokens": ["x", "y", "z"], "tags": [1, 0, 11]}')
     shapes = TokenClassification.shapes()
     with pytest.raises(CorpusError, match="row 1: wanted a list of texts in the column 'tags', go"):
-        read_labelled(LabelledConfig(source=source), "train", shapes)  # there is no class 11
+        labelled_rows(LabelledConfig(source=source), "train", shapes)  # there is no class 11
     (tmp_path / "train.jsonl").write_text('{"tokens": ["x", "y", "z"], "tags": [1, 0, 10]}')
-    [row] = read_labelled(LabelledConfig(source=source), "train", shapes)
+    [row] = labelled_rows(LabelledConfig(source=source), "train", shapes).rows
     assert row["tags"] == ["pos", "neg", "k"]
 
 

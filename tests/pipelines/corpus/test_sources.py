@@ -20,7 +20,7 @@ from bert_core.tasks.text_classification import OneLabel
 from bert_core.tasks.texts import TextInput
 from pipelines.corpus.blocks import plan_blocks, read_block
 from pipelines.corpus.config import CorpusConfig
-from pipelines.corpus.labelled import LabelledConfig, Split, read_labelled, read_unlabelled
+from pipelines.corpus.labelled import LabelledConfig, Split, labelled_rows, read_unlabelled
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import corpus_size_bytes, list_corpus
 from tests.web_server import WebServer
@@ -148,7 +148,7 @@ def test_labelled_rows_are_read_compressed_too(tmp_path: Path, name: str, packed
     asked: list[tuple[LabelledConfig, Split]]
     asked = [(file, "train"), (folder, "train"), (folder, "held_out")]
     for config, split in asked:
-        rows = read_labelled(config, split, (TextInput, OneLabel))
+        rows = labelled_rows(config, split, (TextInput, OneLabel)).rows
         assert [(row["text"], row["label"]) for row in rows] == wanted
     assert len(read_unlabelled(file, TextInput)) == 2
 
@@ -162,7 +162,7 @@ def test_sets_as_their_authors_publish_them_are_read_compressed_too(
     data = json.dumps({"data": [{"paragraphs": [passage]}]}).encode()
     (tmp_path / f"train.json{packed}").write_bytes(PACK[packed](data))
     config = LabelledConfig(source=f"{tmp_path}/train.json{packed}", format="squad")
-    [row] = read_labelled(config, "train", QuestionAnswering.shapes())
+    [row] = labelled_rows(config, "train", QuestionAnswering.shapes()).rows
     assert (row["context"], row["answers"]) == ("a b", answers)
 
 
