@@ -36,7 +36,7 @@ from bert_core.model.families import LAYOUTS
 from bert_core.model.hf import encoder_config_to_huggingface, to_huggingface
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.objectives.nsp import NextSentencePrediction
+from bert_core.objectives.sentence_pairs import NextSentencePrediction
 from bert_core.tasks.sparse_embedding import SparseEmbedding, SparseEmbeddingParameters
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.train.config import LoopConfig, OptimizerConfig

@@ -3,9 +3,8 @@
 from bert_core.objectives.base import Objective
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.objectives.rtd import ReplacedTokenDetection
-from bert_core.objectives.sop import SentenceOrderPrediction
+from bert_core.objectives.sentence_pairs import NextSentencePrediction, SentenceOrderPrediction
 from bert_core.objectives.span_boundary import SpanBoundary
 
 PRETRAINING: dict[str, type[Objective]] = {

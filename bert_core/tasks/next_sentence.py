@@ -24,7 +24,7 @@ from bert_core.tasks.shapes import Label, Row
 from bert_core.tasks.texts import softmax, text_windows
 
 if TYPE_CHECKING:
-    from bert_core.objectives.nsp import NextSentencePrediction
+    from bert_core.objectives.sentence_pairs import NextSentencePrediction
 
 LABELS = ["IsNext", "NotNext"]
 """In the order of pretraining's labels: 0 = is next."""
@@ -84,7 +84,7 @@ class NextSentence(Task):
         return row
 
     def build_objective(self, config: EncoderConfig) -> "NextSentencePrediction":
-        from bert_core.objectives.nsp import NextSentencePrediction
+        from bert_core.objectives.sentence_pairs import NextSentencePrediction
 
         return NextSentencePrediction(config)
 

@@ -79,8 +79,7 @@ from bert_core.tasks.tagged_words import (
 )
 
 if TYPE_CHECKING:
-    from bert_core.objectives.feature_based import FeatureBasedTokenClassification
-    from bert_core.objectives.token_classification import TokenClassification as TokenObjective
+    from bert_core.objectives.token_classification import TokenLabels
 
 SHOWN_TAGS = 8
 """How many tags a remark shows."""
@@ -322,14 +321,12 @@ class TokenClassification(Task):
     def request_of(self, row: Row) -> str:
         return joined(row["tokens"])[0]
 
-    def build_objective(
-        self, config: EncoderConfig
-    ) -> "TokenObjective | FeatureBasedTokenClassification":
-        from bert_core.objectives.feature_based import FeatureBasedTokenClassification
-        from bert_core.objectives.token_classification import TokenClassification as TokenObjective
+    def build_objective(self, config: EncoderConfig) -> "TokenLabels":
+        from bert_core.objectives import token_classification as heads
 
-        kind = FeatureBasedTokenClassification if self.chosen.feature_based else TokenObjective
-        return kind(config, len(self.labels))
+        if self.chosen.feature_based:
+            return heads.FeatureBasedTokenClassification(config, len(self.labels))
+        return heads.TokenClassification(config, len(self.labels))
 
     def encode(
         self,

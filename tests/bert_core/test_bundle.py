@@ -22,7 +22,7 @@ from bert_core.model.sharing import plain_state
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.objectives.nsp import NextSentencePrediction
+from bert_core.objectives.sentence_pairs import NextSentencePrediction
 from bert_core.objectives.span_boundary import SpanBoundary
 from bert_core.tasks.base import Task
 from bert_core.tasks.text_classification import TextClassification

@@ -29,7 +29,7 @@ from bert_core.model.hf import (
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.classification import Classification, ProblemType
 from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.objectives.nsp import NextSentencePrediction
+from bert_core.objectives.sentence_pairs import NextSentencePrediction
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import training_steps
 from bert_core.train.optim import build_optimizer

@@ -230,7 +230,7 @@ class Untrained:
 @pytest.fixture(scope="session")
 def untrained(prepared: Small, tmp_path_factory: pytest.TempPathFactory) -> Untrained:
     from bert_core.objectives.mlm import MaskedLanguageModeling
-    from bert_core.objectives.nsp import NextSentencePrediction
+    from bert_core.objectives.sentence_pairs import NextSentencePrediction
     from tests import tiny
 
     folder = tmp_path_factory.mktemp("untrained")

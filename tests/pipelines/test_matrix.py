@@ -72,7 +72,7 @@ class Learned:
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small bundle with random weights that knows every word of the rows."""
     from bert_core.objectives.mlm import MaskedLanguageModeling
-    from bert_core.objectives.nsp import NextSentencePrediction
+    from bert_core.objectives.sentence_pairs import NextSentencePrediction
     from tests import tiny
 
     texts = [json.dumps(row) for _, kind in KINDS.values() for row in rows_of(kind, 40)]

@@ -11,7 +11,7 @@ import torch
 from bert_core.errors import FormatError, InputError
 from bert_core.inference.predictor import Predictor
 from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.objectives.nsp import NextSentencePrediction
+from bert_core.objectives.sentence_pairs import NextSentencePrediction
 from bert_core.tasks.text_classification import (
     TextClassification,
     TextClassificationParameters,

@@ -39,9 +39,8 @@ from bert_core.objectives.classification import Classification
 from bert_core.objectives.embedding import Embedding
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.multiple_choice import MultipleChoice
-from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.objectives.rtd import ReplacedTokenDetection
-from bert_core.objectives.sop import SentenceOrderPrediction
+from bert_core.objectives.sentence_pairs import NextSentencePrediction, SentenceOrderPrediction
 from bert_core.objectives.span import Span
 from bert_core.objectives.token_classification import TokenClassification
 from bert_core.scores import TorchBackend

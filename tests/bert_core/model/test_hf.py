@@ -22,7 +22,7 @@ from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Objective, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.objectives.nsp import NextSentencePrediction
+from bert_core.objectives.sentence_pairs import NextSentencePrediction
 from tests import tiny
 
 SIZES = tiny.entries(97, hidden_size=32, num_hidden_layers=3, max_position_embeddings=24)

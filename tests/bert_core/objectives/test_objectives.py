@@ -16,10 +16,12 @@ from bert_core.objectives import IGNORE
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel, cross_entropy
 from bert_core.objectives.catalog import PRETRAINING
 from bert_core.objectives.classification import Classification
-from bert_core.objectives.feature_based import FeatureBasedTokenClassification
 from bert_core.objectives.multiple_choice import MultipleChoice
 from bert_core.objectives.span import Span
-from bert_core.objectives.token_classification import TokenClassification
+from bert_core.objectives.token_classification import (
+    FeatureBasedTokenClassification,
+    TokenClassification,
+)
 from tests import tiny
 from tests.ranks import on_ranks
 

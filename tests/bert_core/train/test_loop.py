@@ -29,7 +29,7 @@ from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.objectives.nsp import NextSentencePrediction
+from bert_core.objectives.sentence_pairs import NextSentencePrediction
 from bert_core.train.checkpoint import (
     CheckpointWriter,
     latest_checkpoint,

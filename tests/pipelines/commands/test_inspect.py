@@ -31,7 +31,7 @@ EVERYTHING: dict[str, Any] = {
 
 def saved(path: Path, heads: bool = True, task: Any = None) -> Path:
     from bert_core.objectives.mlm import MaskedLanguageModeling
-    from bert_core.objectives.nsp import NextSentencePrediction
+    from bert_core.objectives.sentence_pairs import NextSentencePrediction
     from tests import tiny
 
     tokenizer = tiny.tokenizer([*WORDS, "."])

@@ -1,4 +1,4 @@
-"""Next-sentence prediction (Devlin et al. 2018, section 3.1, task 2)."""
+"""What pretraining predicts about two segments: whether the second follows, and their order."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -10,7 +10,8 @@ from bert_core.objectives.base import Batch, Objective
 
 
 class NextSentencePrediction(Objective):
-    """Predict whether the second segment follows the first; 0 = is next."""
+    """Predict whether the second segment follows the first; 0 = is next (Devlin et al. 2018,
+    section 3.1, task 2)."""
 
     name = "nsp"
     needs_pooler = True
@@ -25,3 +26,15 @@ class NextSentencePrediction(Objective):
     ) -> Float[Tensor, "batch 2"]:
         assert encoded.pooled is not None
         return self.head(encoded.pooled)
+
+
+class SentenceOrderPrediction(NextSentencePrediction):
+    """Predict whether two segments are in order or swapped; 0 = in order (Lan et al. 2019, section
+    3.1)."""
+
+    name = "sop"
+    label_key = "sentence_order_label"
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.head = LinearHead(config, 2)
