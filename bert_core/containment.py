@@ -1,4 +1,4 @@
-"""No name and no link in a folder leads out of it.
+"""Checks that no name and no link in a folder leads out of it.
 
 Folders come from strangers: their records, indexes and manifests name files, and they may hold
 symbolic links. All that is read, hashed, copied or uploaded of such a folder is asked for here.

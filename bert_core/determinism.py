@@ -1,4 +1,5 @@
-"""What makes a CPU compute a row of a matrix product the same way, whichever rows are beside it.
+"""Settings with which a CPU computes a row of a matrix product the same way, whatever rows are
+beside it.
 
 The rest of an encoder computes row by row, or in blocks of rows of one length (`model.layout`). One
 thing remains: activations other than GELU with the error function (`gelu_new`, tanh, SiLU) may

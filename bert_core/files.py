@@ -67,7 +67,7 @@ def absolute(path: str) -> str:
 
 
 def filesystem_of(path: str) -> tuple[fs.FileSystem, str]:
-    """What opens `path`, and the path in it: for Ray, which reads and writes there by itself."""
+    """The filesystem of `path`, and the path in it, for Ray, which reads and writes by itself."""
     if not is_uri(path):
         return fs.LocalFileSystem(), os.path.abspath(path)
     with reading(path), _openable(path):  # some filesystems connect here
@@ -483,7 +483,7 @@ def find_files(pattern: str) -> list[str]:
 
 
 def find_all(pattern: str) -> tuple[list[str], list[str]]:
-    """What `find_files` finds, if anything, and the files that it skips, both sorted.
+    """The files that `find_files` finds, if any, and those that it skips, both sorted.
 
     Raises: CorpusError for a name that is not UTF-8; ResourceError.
     """

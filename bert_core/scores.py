@@ -24,14 +24,14 @@ Precision = Literal["fp32", "bf16"]
 
 
 class Backend(ABC):
-    """What computes a model's scores. The model has one objective."""
+    """An engine that computes a model's scores. The model has one objective."""
 
     engine: ClassVar[str]
     """Its name."""
     requirements: ClassVar[tuple[str, ...]] = ()
     """Packages that it needs besides torch."""
     precision: str
-    """Of its matrix products."""
+    """Precision of its matrix products."""
 
     def __init__(self, model: ObjectiveModel, packed_from: float, budget_tokens: int) -> None:
         """`model` defines the computation; its weights may be elsewhere (device `meta`)."""

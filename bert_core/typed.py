@@ -30,7 +30,7 @@ KINDS |= {types.NoneType: "null", list: "a list", tuple: "a list", dict: "an obj
 """What messages call the values of a type."""
 
 MOST_BYTES = 128 << 20
-"""Of a JSON file or a vocabulary; the tokenizer.json of XLM-V, with 900,000 tokens, has half."""
+"""Largest JSON file or vocabulary; the tokenizer.json of XLM-V, with 900,000 tokens, has half."""
 
 
 def check_size(size_bytes: int, where: str) -> None:

@@ -67,8 +67,8 @@ class BulkEncoder(ABC):
 
     @abstractmethod
     def model_inputs(self, words: pa.StringArray) -> pa.StringArray:
-        """What normalizer and pre-tokenizer make of each word, where that is known to be a single
-        word for the model; null elsewhere. To encode such words takes half the time."""
+        """Each word as the normalizer and the pre-tokenizer leave it, if the model is known to see
+        a single word there; otherwise null. Encoding such words takes half the time."""
 
     def in_context(
         self,
@@ -184,8 +184,7 @@ def in_slices(
     texts: pa.StringArray,
     encode: Callable[[pa.StringArray], tuple[np.ndarray, np.ndarray]],
 ) -> tuple[Integer[np.ndarray, "ids"], Integer[np.ndarray, "texts"]]:
-    """What `encode` gives for a column, of which it gets about `SLICE_BYTES` at a time. Nulls count
-    as empty."""
+    """Apply `encode` to a column in slices of about `SLICE_BYTES`. Nulls count as empty."""
     ids, counts = [np.empty(0, np.uint32)], [np.empty(0, np.int64)]
     texts = texts.fill_null("") if texts.null_count else texts
     for start, end in _slices(texts):
@@ -201,8 +200,8 @@ def words_at(
     row_offsets: Integer[np.ndarray, "rows_1"],
     is_kept: Bool[np.ndarray, "bytes"] | None = None,
 ) -> tuple[pa.BinaryArray, Integer[np.ndarray, "rows_1"]]:
-    """What `BulkEncoder.cut` returns: the words that begin at these bytes, each up to the next one,
-    without the bytes that are not kept."""
+    """The words that begin at these bytes, each up to the next one, without the bytes that are not
+    kept; in the form that `BulkEncoder.cut` returns."""
     starts = np.flatnonzero(begins)
     words_before_row = np.searchsorted(starts, row_offsets)
     if is_kept is not None:
@@ -215,7 +214,7 @@ def words_at(
 
 
 def settings_of(component: Any) -> dict[str, Any]:
-    """What `tokenizer.json` says of a normalizer or pre-tokenizer; empty for None."""
+    """The settings of a normalizer or pre-tokenizer, as in `tokenizer.json`; empty for None."""
     return json.loads(component.__getstate__()) if component is not None else {}
 
 

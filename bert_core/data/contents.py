@@ -1,4 +1,4 @@
-"""What a file holds: its first bytes say, and where many formats begin alike, its name."""
+"""The format of a file, from its first bytes, and from its name if several formats begin alike."""
 
 import re
 
@@ -30,7 +30,7 @@ _FOREIGN = {
     b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it"),
 }
 _LIKE_WORDS = (b"ORC", b"ARROW1", b"%PDF-")
-"""Of them, those that text may begin with."""
+"""The signatures that a text may begin with, too."""
 _POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 _PAGE = re.compile(rb"\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
 _SHEET = (
@@ -90,7 +90,7 @@ def is_dump(head: bytes) -> bool:
 
 
 def to_convert(head: bytes, path: str) -> str | None:
-    """What to do about a file of a format that is not read; None if it is not known."""
+    """How to convert a file whose format is not read; None if the format is unknown."""
     suffix, _ = files.suffixes(path)
     stem = path.removesuffix(f".{suffix}")
     if suffix == "xlsx":

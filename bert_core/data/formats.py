@@ -29,7 +29,7 @@ def decode_utf8(data: bytes, source: str, offset: int = 0) -> str:
 
 
 def not_utf8(byte: int, where: str = "") -> str:
-    """What is wrong with text that has `byte`, and the way out.
+    """The message about a text that has `byte`, with the way out.
 
     UTF-16 begins with 0xff or 0xfe, which are rare letters in the encoding of older Windows files.
     """

@@ -70,7 +70,7 @@ def write_fragment(
 
 
 def read_counts(path: str) -> Counter[str]:
-    """What was counted while the fragment was written."""
+    """The counts made while the fragment was written."""
     with files.open_input(path) as file:
         reader = pa.ipc.open_file(file)
         last = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)

@@ -38,7 +38,7 @@ def is_of_lines(head: bytes) -> bool:
 
 
 def as_lines(stream: io.BufferedIOBase, source: str) -> Iterator[tuple[int, bytes]]:
-    """What a list holds, or objects over several lines: each as a line, with its byte offset.
+    """The objects of a list, or of several lines each, one per line, with their byte offsets.
 
     Memory is bounded by the longest object and `CHUNK_BYTES`.
     Raises: CorpusError if the list or an object is not closed.
@@ -86,7 +86,7 @@ def as_lines(stream: io.BufferedIOBase, source: str) -> Iterator[tuple[int, byte
 
 
 def _between(buffer: bytes, start: int, end: int, base: int) -> Iterator[tuple[int, bytes]]:
-    """What stands between two objects, if it is more than commas and white space."""
+    """The text between two objects, if it is more than commas and white space."""
     text = buffer[start:end].strip(b"," + _BLANK)
     if text and text != codecs.BOM_UTF8:
         yield base + start, text.translate(_LINE_ENDS)

@@ -57,7 +57,7 @@ class LabelledFile:
     columns: dict[str, str]
     """Field of the task → the column that holds it, if that has another name."""
     numbers: Sequence[int]
-    """Of each record in the file, from 1, comments not counted."""
+    """The number of each record in the file, from 1; comments are not counted."""
     unread: Mapping[int, Unread]
     """Number → where a row that cannot be read is, and why it cannot."""
     broken: int
@@ -102,7 +102,8 @@ def labelled_records(data: bytes, source: str, name: str | None) -> LabelledFile
 
 
 def _sorted(lines: Sequence[Line], columns: dict[str, str]) -> LabelledFile:
-    """What the lines or rows of a file are; None is a broken line."""
+    """Sort the lines or rows of a file into records, comments and those that cannot be read; None
+    is a broken line."""
     comments = [line for line in lines if isinstance(line, Comment)]
     records: list[Record] = []
     numbers: list[int] = []

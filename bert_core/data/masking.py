@@ -26,8 +26,8 @@ Strategy = Literal["token", "whole_word", "ngram", "span"]
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
-    """What is predicted, and what is shown there. Defaults: Devlin et al. 2019, section 3.1;
-    google-research/bert."""
+    """Which tokens are predicted, and what is shown in their place. Defaults: Devlin et al. 2019,
+    section 3.1; google-research/bert."""
 
     strategy: Strategy = "token"
     """How positions are chosen: each `token` separately, the pieces of a `whole_word` together, an

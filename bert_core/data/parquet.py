@@ -165,7 +165,7 @@ def _check_utf8(column: pa.Array | pa.ChunkedArray, where: str) -> None:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """What a type is cast to before its values are taken."""
+    """The type that values are cast to before they are read."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
@@ -186,7 +186,7 @@ def _plain_field(kind: pa.DataType) -> pa.Field:
 
 
 def _converter(kind: pa.DataType, where: str) -> Convert | None:
-    """What makes plain values of those of a type; None if they are plain."""
+    """The function that turns values of a type into plain ones; None if they are plain."""
     if pa.types.is_dictionary(kind):
         return _converter(kind.value_type, where)
     if pa.types.is_decimal(kind):

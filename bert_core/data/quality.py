@@ -53,7 +53,7 @@ class QualityConfig:
     min_language_probability: Share = 0.0
     """Also drop a document if py3langid gives its language a lower probability."""
     exact_duplicates: bool = False
-    """Of documents with the same text, keep only one."""
+    """Keep only one of several documents with the same text."""
     near_duplicates: PositiveShare | None = None
     """Jaccard similarity of word 5-grams from which two documents count as duplicates, such as 0.8;
     one of them is kept."""
@@ -63,7 +63,7 @@ class QualityConfig:
     """Consecutive words that a document must share with an evaluation row. Brown et al. 2020,
     appendix C."""
     on_contamination: OnContamination = "report"
-    """What to do with a document that shares them: `report` counts it, `drop` drops it."""
+    """`report` counts documents that share them, `drop` drops them."""
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="quality.")

@@ -37,7 +37,7 @@ class TextRow:
     cells: list[str]
     """Empty for a blank line, and for lines that cannot be parsed as a row."""
     fault: str | None = None
-    """What is wrong with it, and the way out."""
+    """The message about it, with the way out; None if it is sound."""
 
     @property
     def size_bytes(self) -> int:
@@ -202,7 +202,7 @@ def as_csv(source: str, mark: str) -> str:
 
 
 def not_utf8_in(lines: Sequence[str]) -> str | None:
-    """What is wrong with texts that were decoded with `surrogateescape`; None if all are UTF-8."""
+    """The message about texts decoded with `surrogateescape`; None if all are UTF-8."""
     for line in lines:
         try:
             line.encode()

@@ -109,7 +109,8 @@ def article_text(title: str, wikitext: str) -> str:
 
 
 def _apostrophes(quotes: re.Match[str]) -> str:
-    """What is shown of two or more in a row: any beyond italic (2), bold (3) or both (5)."""
+    """The apostrophes that are shown of two or more in a row: those beyond italic (2), bold (3) or
+    both (5)."""
     count = len(quotes[0])
     return "'" * (count - 5 if count > 5 else count == 4)
 

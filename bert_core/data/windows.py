@@ -1,4 +1,4 @@
-"""What passes through an encoder as one: texts joined by special tokens, and what to score.
+"""Windows: token sequences that pass through an encoder together, and the places to score in them.
 
 A task makes windows of its rows; `bert_core.batches` lays them out as tensors.
 """
@@ -55,7 +55,7 @@ class Window:
     labels: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Entry of the batch → the right labels, (items, …); empty if they are unknown."""
     origin: Any = None
-    """What the task needs to turn scores into an answer, such as the characters of tokens."""
+    """Whatever the task needs to turn scores into an answer, such as the characters of tokens."""
     cuts: tuple[Cut, ...] = ()
     """The texts of which not everything is in it."""
     lacks_answer: bool = False
@@ -103,7 +103,7 @@ class InputSequence:
     """Whether they are those of the text's end."""
 
     def cuts(self, *texts: tuple[str, str, Ids]) -> tuple[Cut, ...]:
-        """Those of its texts that were cut, from the name, the text and the ids of each."""
+        """The texts that were cut, from the name, the text and the ids of each."""
         return tuple(
             Cut(text, length, name, self.from_end)
             for (name, text, ids), length in zip(texts, self.lengths, strict=True)

@@ -1,4 +1,4 @@
-"""What a word of a text is, and a part of a word: one notion for every task and tokenizer.
+"""Words of a text and their parts, defined once for every task and tokenizer.
 
 Tokenizers disagree: WordPiece splits at punctuation, SentencePiece at white space only, byte-level
 BPE between letters and digits too. So words are found in the characters, and pieces are mapped to

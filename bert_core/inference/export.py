@@ -38,7 +38,7 @@ EXAMPLE = (2, 8)
 
 
 class Graph(nn.Module):
-    """What a graph computes from padded rows: the scores of every token, or of every row."""
+    """The computation of a graph: padded rows to the scores of every token, or of every row."""
 
     def __init__(self, model: ObjectiveModel) -> None:
         super().__init__()

@@ -108,7 +108,7 @@ class Predictor:
 
     @property
     def execution(self) -> Execution:
-        """What computes its scores."""
+        """The engine and the precision of its scores."""
         return Execution(self.backend.engine, self.backend.precision)
 
     @property

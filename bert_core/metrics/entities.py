@@ -29,7 +29,7 @@ with `L-` and `U-`.
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 PREFIXES = ("B", "I", "E", "S", "L", "U")
 NAMELESS = "_"
-"""What answers and figures call the type without a name, as seqeval does."""
+"""The name that answers and figures give to the type without one, as seqeval does."""
 
 
 class Entity(NamedTuple):
@@ -128,7 +128,7 @@ def runs_of(tags: Sequence[str]) -> list[Entity]:
 
 
 def name_of(kind: str) -> str:
-    """What answers call a type."""
+    """The name of a type in answers."""
     return kind or NAMELESS
 
 

@@ -55,7 +55,7 @@ def _shared_ranks(
 def retrieval_columns(
     ranks: Float[np.ndarray, "rows"], query: Int[np.ndarray, "rows"]
 ) -> dict[str, np.ndarray]:
-    """What `retrieval_metrics` needs per row, which is a query with one of its right passages.
+    """The columns for `retrieval_metrics`; a row is a query with one of its right passages.
 
     Args:
         query: equal numbers for rows with the same query, which has several right passages.
@@ -84,7 +84,7 @@ def ranking_columns(
     relevance: Float[np.ndarray, "rows"],
     query: Int[np.ndarray, "rows"],
 ) -> dict[str, np.ndarray]:
-    """What `ranking_metrics` needs per row, which is a query with one of its passages.
+    """The columns for `ranking_metrics`; a row is a query with one of its passages.
 
     The figures are those of the row's query. Only its first row has a weight, and none if no
     passage is relevant: rows that are drawn at random then draw queries, whose rows are not

@@ -145,7 +145,7 @@ class BiasedAttention(SelfAttention):
 
 
 class RelativeBias(nn.Module):
-    """What is added to attention scores, by head and distance, shared by all layers.
+    """Numbers that are added to attention scores, by head and distance, shared by all layers.
 
     Near distances have a bucket each, farther ones share log-spaced buckets; keys before and after
     the query have buckets of their own. Source: Raffel et al. 2019, section 2.1; the order of the

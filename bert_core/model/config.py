@@ -28,7 +28,7 @@ Family = Literal[
 ]
 NormPlacement = Literal["post", "pre"]
 Pooling = Literal["mean", "cls"]
-"""What stands for a row: the mean of its tokens' vectors, or the first token's vector."""
+"""A row's vector is the mean of its tokens' vectors, or the first token's."""
 AngleBase = Annotated[float, Range(above=1)]
 
 
@@ -180,7 +180,7 @@ class HeadConfig:
     """How task heads are built on the encoder."""
 
     pooling: Pooling = "cls"
-    """What represents a sequence: its first token, or the mean of all tokens."""
+    """Whether the pooler reads the first token, or the mean of all tokens."""
     pooler_activation: Activation = "tanh"
     """Activation after the pooler's linear layer."""
     pooler_dropout: ShareBelowOne | None = 0.0

@@ -190,7 +190,7 @@ def _is_fused(like: Tensor, longest: int, dropout_p: float) -> bool:
 
 
 HEAD_MULTIPLE = 8
-"""What the size of a head has to be a multiple of in the GPU's kernel for packed rows."""
+"""The GPU's kernel for packed rows takes heads whose size is a multiple of this."""
 
 
 def _runs_unpadded(qkv: Float[Tensor, "tokens 3 heads size"], dropout: float) -> bool:
@@ -201,8 +201,8 @@ def _runs_unpadded(qkv: Float[Tensor, "tokens 3 heads size"], dropout: float) ->
 
 
 def _mask_bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 queries_1 seq"]:
-    """What is added to scores: 0 for tokens that are real, or that the query may attend to; -inf
-    for others.
+    """The mask as numbers to add to scores: 0 for tokens that are real, or that the query may
+    attend to; -inf for others.
 
     Every attention call would convert a bool mask into this again.
     """

@@ -45,9 +45,9 @@ class Encoded:
     scores: list[Scores] = field(default_factory=list)
     """Each layer's attention scores before the softmax, if requested."""
     shared: Any = None
-    """What the attentions of all layers share; None for most."""
+    """Values that the attentions of all layers share; None for most."""
     unpooled: Float[Tensor, "batch hidden"] | None = None
-    """What a pooler reads."""
+    """The vector that a pooler reads."""
 
 
 class Encoder(nn.Module):

@@ -18,7 +18,7 @@ from bert_core.model.layers import without_values
 MOST_SHARED_LAYERS = 1_000
 """Where all layers share their weights, which then do not tell how many there are."""
 LONGEST = 1 << 20
-"""Of a row, where positions are relative, and no weights tell how many there are."""
+"""Tokens of the longest row where positions are relative, so that no weights tell it."""
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 _TEMPLATES = 2
 """Layers that are compared by name; those after them have the names and shapes of the last."""

@@ -194,7 +194,7 @@ _BARE = (
     "pooler.",
 )
 _PARALLEL = "module."
-"""What torch's DataParallel and DistributedDataParallel put before every name."""
+"""torch's DataParallel and DistributedDataParallel put this before every name."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _REQUIRED = {
     "is_decoder": False,

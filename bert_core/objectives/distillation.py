@@ -27,7 +27,7 @@ from bert_core.objectives.base import Batch, LossPart, ObjectiveModel
 HARD, SOFT = "hard", "soft"
 COSINE, EMBEDDINGS, HIDDEN, ATTENTION = "cosine", "embeddings", "hidden", "attention"
 MATCHED = (COSINE, EMBEDDINGS, HIDDEN, ATTENTION)
-"""What is compared per token; the items of these parts are tokens."""
+"""The parts of the loss whose items are tokens."""
 _LAYERS = "encoder.layers."
 
 
@@ -137,7 +137,7 @@ class Distillation(ObjectiveModel):
         return None if self._matched else super().outputs(batch)
 
     def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
-        """Those of the student, and of the teacher's forward pass."""
+        """The FLOPs of the student, and of the teacher's forward pass."""
         teacher = self.teacher
         outputs = None if self._matched else teacher.outputs(batch)
         passed = training_flops(teacher.encoder.config, lengths, outputs=outputs)

@@ -1,4 +1,4 @@
-"""What pretraining predicts about two segments: whether the second follows, and their order."""
+"""Pretraining on two segments: whether the second follows the first, and their order."""
 
 from jaxtyping import Float
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What a task is: labelled rows to windows, scores to answers, answers to metrics.
+"""A task turns labelled rows into windows, scores into answers, and answers into metrics.
 
 A new task is one file and an entry in `catalog.TASKS`; stages, server and bundles pick it up.
 """
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from bert_core.objectives.base import Objective
 
 Remarks = dict[str, int | str]
-"""What to report about labelled rows, by name: counts, and properties that were detected. 0 and an
+"""Notes about labelled rows to report, by name: counts, and properties that were detected. 0 and an
 empty string mean nothing to report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is set when a model is trained for a task; each task adds its fields."""
+    """Settings of a task, fixed when a model is trained for it; each task adds its fields."""
 
     free_names: ClassVar[frozenset[str]] = frozenset()
-    """Those that a head does not depend on: a student may have others than its teacher."""
+    """Options that a head does not depend on: a student's may differ from its teacher's."""
     read_names: ClassVar[frozenset[str]] = frozenset()
-    """Those that are read from a model's weights, so that nobody may set them."""
+    """Options that are read from a model's weights, so that nobody may set them."""
     own_names: ClassVar[frozenset[str]] = frozenset()
-    """Those about a model's own sizes, which its students do not take over."""
+    """Options about a model's own sizes, which its students do not take over."""
 
     @classmethod
     def check_given(cls, values: Container[str]) -> None:
@@ -52,7 +52,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """What a request may set; each task adds its fields."""
+    """Settings of a request; each task adds its fields."""
 
     cut_by: ClassVar[str | None] = None
     """The field that enables cutting of inputs that are too long; None if the task never cuts."""

@@ -1,4 +1,4 @@
-"""What evaluation asks of a task: how its answers are measured against labelled rows.
+"""The measures of a task: how evaluation compares its answers with labelled rows.
 
 Every task has `compare` and `metrics`; the rest has defaults that follow from them.
 """
@@ -13,8 +13,7 @@ from jaxtyping import Bool, Float, Num
 from bert_core.tasks.shapes import Row
 
 Columns = dict[str, np.ndarray]
-"""What metrics are computed from: arrays with one entry per row, so that any subset of rows has
-metrics."""
+"""Input of metrics: arrays with one entry per row, so that any subset of rows has metrics."""
 
 
 class Evaluated(ABC):

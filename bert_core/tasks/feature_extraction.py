@@ -122,7 +122,8 @@ class FeatureExtractionOptions(VectorOptions):
     normalize: bool = False
     """Whether vectors are scaled to length 1."""
     loss: VectorLoss | None = None
-    """`cosine` for training rows with a score, otherwise `contrastive`; detected from the rows."""
+    """`cosine` for training rows with a score, otherwise `contrastive` (in-batch negatives, also
+    called InfoNCE or MNRL); detected from the rows."""
     highest_score: PositiveFloat | None = None
     """The score of texts with the same meaning; by default, the highest in the training rows."""
     group_size: Annotated[int, Range(least=2)] = 16

@@ -101,7 +101,7 @@ def docstrings(kind: type[Any]) -> dict[str, str]:
 
 
 def _limits(kind: type, field: Field) -> str:
-    """What values a field takes, and its default."""
+    """The values that a field takes, and its default."""
     allowed, default = constraints(kind).get(field.name), default_of(field)
     notes = [str(allowed) if isinstance(allowed, Range) else one_of(allowed)] if allowed else []
     notes += [] if default is None else [f"default: {json.dumps(default)}"]

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 GOOD, BAD = SENTENCES = ("sentence_good", "sentence_bad")
 CHANCE = 0.5
 TOKENS_AT_ONCE = 4096
-"""Of a sentence with different masks; the masks of a longer one are shared out among windows."""
+"""Most tokens in a window, which has the sentence once per mask; a longer sentence's masks are
+shared out among windows."""
 
 
 @dataclass(frozen=True, kw_only=True)

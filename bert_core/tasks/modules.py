@@ -1,6 +1,7 @@
-"""Files of sentence-transformers: what a folder's modules are, and how they are set.
+"""Files of sentence-transformers: a folder's modules and their settings, and the methods of a task
+that sentence-transformers can read (`SentenceTransformer`).
 
-A task decides by them whether a folder is its own; `bundle.foreign` finds the files.
+A task decides by the files whether a folder is its own; `bundle.foreign` finds the files.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +42,7 @@ _CLASSES: dict[Activation, str] = {
 
 
 class SentenceTransformer:
-    """What a task is, beside a `Task`, if sentence-transformers reads its bundles."""
+    """A task whose bundles sentence-transformers reads, too."""
 
     @classmethod
     def from_modules(cls, read: Read) -> Task | None:
@@ -180,7 +181,7 @@ def modules_of(types: list[str]) -> list[dict[str, Any]]:
 
 
 def settings_of(entries: Mapping[str, Any], read: Read) -> dict[str, Any]:
-    """What the files say of a model besides its modules, wherever their version keeps it."""
+    """The settings of a model besides its modules, wherever the files' version keeps them."""
     settings = entries.get(SAYS)
     about = settings if isinstance(settings, dict) else {}
     older = entries.get("sbert_ce_default_activation_function")  # before version 4
@@ -193,8 +194,8 @@ def settings_of(entries: Mapping[str, Any], read: Read) -> dict[str, Any]:
 
 
 def activation_of(entries: Mapping[str, Any], outputs: int) -> Activation | None:
-    """What CrossEncoder applies to the only output of a model; None if the model is not one of
-    CrossEncoder's, has several outputs, or has a function that there is not here.
+    """The function that CrossEncoder applies to a model's only output; None if the model is not one
+    of CrossEncoder's, has several outputs, or has a function that is not implemented here.
 
     Args:
         entries: those of config.json, with `settings_of` under `SAYS`.

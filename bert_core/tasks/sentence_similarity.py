@@ -99,7 +99,7 @@ class SentenceSimilarity(Task, SentenceTransformer):
 
     @classmethod
     def from_head(cls, other: Task) -> "SentenceSimilarity":
-        """Of the vectors that the model gives."""
+        """The task for any model that gives vectors."""
         names = [one.name for one in fields(cls.options)]
         return cls(options=cls.options(**{name: getattr(other.chosen, name) for name in names}))
 

@@ -52,7 +52,7 @@ class BadRow:
     number: int
     """In its file, from 1."""
     fault: str
-    """What was wanted, what came, and the way out."""
+    """The message: what was wanted, what came, and the way out."""
     place: str = ""
     """Where it is in its file, if that is known better."""
 
@@ -63,7 +63,7 @@ class BadRow:
 
     @property
     def kind(self) -> str:
-        """What was wanted, whatever came and however many."""
+        """The fault without what came, and without numbers, so that alike faults are equal."""
         return re.sub("[0-9]+", "…", re.split(", got |; there are|, which are ", self.fault)[0])
 
 
@@ -72,7 +72,7 @@ class LabelledRows:
     """Rows that were read from a file."""
 
     rows: list[dict[str, Any]]
-    """Those with the fields of the shapes."""
+    """The rows that fit the shapes."""
     numbers: list[int]
     """The number of each in its file, from 1."""
     bad: list[BadRow]
@@ -190,7 +190,7 @@ def told_of(bad: Sequence[BadRow], total: int) -> str:
 
 
 def kinds_of_bad(bad: Sequence[BadRow]) -> str:
-    """What is wrong with rows, and which they are."""
+    """The kinds of faults, and the rows that have them."""
     by_kind: dict[str, list[BadRow]] = {}
     for row in bad:
         by_kind.setdefault(row.kind, []).append(row)
@@ -210,7 +210,7 @@ def _numbers_of(rows: Sequence[BadRow]) -> str:
 
 
 def _misfit(cell: Any, hint: Any, column: str, record: Row, *, is_blank: bool) -> str:
-    """What is wrong with a cell that does not fit its field."""
+    """The message about a cell that does not fit its field."""
     full = ", none of them empty," if is_blank and isinstance(cell, list) else ""
     wanted = f"wanted {_kind(hint)}{full} in the column {column!r}, got {shown(cell)}"
     if _is_without_label(cell):

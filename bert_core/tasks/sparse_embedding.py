@@ -59,7 +59,7 @@ _FIRST = ("Transformer", "MLMTransformer")
 
 @dataclass(frozen=True, kw_only=True)
 class OtherPassages:
-    """What a text's `text_pair`, which belongs to it, is to be distinguished from."""
+    """The passages from which a text's own, its `text_pair`, is to be told apart."""
 
     negatives: list[str] | None = None
     """Texts that do not belong to the first text."""
@@ -70,9 +70,9 @@ class SparseEmbeddingOptions(PromptOptions):
     """How a model turns the scores of tokens into a vector; sentence-transformers' names."""
 
     pooling: EntryPooling = "max"
-    """What is taken over the tokens, special ones included."""
+    """Maximum or sum over all tokens, special ones included."""
     activation: EntryWeight = "relu"
-    """What turns a score into a weight: log(1 + ReLU(score)), or the logarithm twice."""
+    """Weight of a score: log(1 + ReLU(score)), or the logarithm twice."""
     max_length: Annotated[int, Range(least=3)] | None = None
     """Tokens at which texts are cut, if lower than the model's positions."""
 

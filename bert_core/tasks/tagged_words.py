@@ -48,7 +48,7 @@ class Reading:
     """A row as it is read."""
 
     text: str
-    """That which the answer is about."""
+    """The text that the answer is about."""
     spans: Spans
     """Its words: those that the row names, else its units."""
     ids: Ids
@@ -128,7 +128,7 @@ def _words_in(text: str, pieces: Pieces) -> Spans:
 def _known_words(
     tokenizer: Tokenizer, lists: Sequence[Sequence[str]], *, as_written: bool
 ) -> list[tuple[str, Int[np.ndarray, "words"], Pieces]]:
-    """Of each list of words the text that is read, where in it they start, and its pieces.
+    """The text that is read for each list of words, where in it they start, and its pieces.
 
     Args:
         as_written: whether words are joined as people write them, so that a tokenizer that sees
@@ -313,8 +313,8 @@ def _answer(tagged: Tagged, first: int, end: int, key: str, label: str) -> dict[
 
 
 def marks_of_row(row: Row, spans: Spans, *, of_entities: bool) -> set[Mark]:
-    """What the row's tags mark, by the characters of its words; words of which nothing is left
-    are none."""
+    """The entities, or words, that the row's tags mark, by their characters. Words of which nothing
+    is left when they are read mark none."""
     full = full_words(row["tokens"])
     tags, spans = [row["tags"][place] for place in full], spans[full]
     if of_entities:
@@ -326,7 +326,7 @@ def marks_of_row(row: Row, spans: Spans, *, of_entities: bool) -> set[Mark]:
 
 
 def mark_of(answer: Mapping[str, Any], *, of_entities: bool) -> Mark:
-    """What one entity, or word, of an answer marks."""
+    """The type and the characters of one entity, or word, of an answer."""
     return answer["entity_group" if of_entities else "entity"], answer["start"], answer["end"]
 
 

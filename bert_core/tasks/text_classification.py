@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Scoring = Literal["softmax", "sigmoid", "none"]
 SHOWN_LABELS = 20
 _TICKS = ({"0", "1"}, {"False", "True"})
-"""What is in a column per label, instead of the label's name."""
+"""Values of a column per label, in place of the label's name."""
 LEAST_SCORE = 0.5
 """Multi-label: a text is assigned the labels with at least this score."""
 
@@ -87,7 +87,7 @@ class TextClassificationParameters(TextParameters):
     top_k: PositiveInt | None = None
     """Maximum number of labels in an answer, best first; None returns all."""
     function_to_apply: Scoring | None = None
-    """What turns logits into scores; None means softmax, or sigmoid if `multi_label` is set."""
+    """Function from logits to scores; None means softmax, or sigmoid if `multi_label` is set."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)

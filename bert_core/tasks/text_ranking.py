@@ -48,7 +48,7 @@ class TextRankingOptions(Options):
     free_names: ClassVar = frozenset({"highest_score", "max_length"})
 
     activation: Activation = "sigmoid"
-    """What turns the model's output into a score: `sigmoid` gives 0 to 1, `identity` the output
+    """Function from the model's output to a score: `sigmoid` gives 0 to 1, `identity` the output
     itself. Read from CrossEncoder's files."""
     highest_score: PositiveFloat | None = None
     """The highest grade, which trains the score 1; by default, the highest in the training rows,
@@ -155,8 +155,8 @@ class TextRanking(Task, SentenceTransformer):
 
     @classmethod
     def from_head(cls, other: Task) -> "TextRanking | None":
-        """Of a model that gives pairs a number, with CrossEncoder's default activation; none if its
-        files name one that is not implemented here."""
+        """The task for a model that gives pairs a number, with CrossEncoder's default activation;
+        None if its files name one that is not implemented here."""
         if not getattr(other, "ranks", True):
             return None
         return None if getattr(other.chosen, "pairs", None) is False else cls(other.labels)

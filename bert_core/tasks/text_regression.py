@@ -98,7 +98,7 @@ class TextRegression(TextTask):
 
     @classmethod
     def from_head(cls, other: Task) -> "TextRegression":
-        """Of a model that ranks texts: the number is its output before any activation."""
+        """The task for a model that ranks texts: the number is its output before any activation."""
         return cls(other.labels, cls.options(pairs=True))
 
     @classmethod
@@ -170,7 +170,10 @@ class TextRegression(TextTask):
 
 
 def _mean_and_deviation(rows: Sequence[Row]) -> tuple[float, float]:
-    """Of the scores of training rows. Raises: CorpusError if no model can learn them."""
+    """Mean and deviation of the training rows' scores.
+
+    Raises: CorpusError if no model can learn them.
+    """
     scores = np.array([row["score"] for row in rows], dtype=np.float64)
     if len(np.unique(scores)) < 2:
         raise CorpusError(

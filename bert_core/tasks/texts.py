@@ -1,4 +1,4 @@
-"""What tasks over one text or a pair of texts share: the input, its window, and whether training
+"""Base of the tasks over one text or a pair of texts: the input, its window, and whether training
 rows are pairs."""
 
 from collections.abc import Iterable, Mapping, Sequence

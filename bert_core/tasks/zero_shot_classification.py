@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = "This example is {}."
 MOST_CHARACTERS = 500
-"""Of a template."""
+"""Most characters of a template."""
 INFERENCE_LABELS = ("contradiction", "entailment", "neutral")
 """The labels of a model that nothing is known of yet."""
 
@@ -74,7 +74,7 @@ class ZeroShotOptions(Options):
     candidate_labels: list[str] | None = None
     """Labels to choose from; an evaluation needs all labels of its rows here."""
     hypothesis_template: str = TEMPLATE
-    """What a label says of the text, with `{}` for the label, once; at most 500 characters."""
+    """Sentence that a label stands for, with `{}` once for the label; at most 500 characters."""
     multi_label: bool = False
     """Whether each label applies or not by itself; otherwise the scores of all labels sum to 1."""
 
@@ -90,7 +90,7 @@ class ZeroShotParameters(CuttingParameters):
     candidate_labels: list[str] | None = None
     """Labels to choose from; None takes those of the option."""
     hypothesis_template: str | None = None
-    """What a label says of the text, with `{}` for the label, once; at most 500 characters. None
+    """Sentence that a label stands for, with `{}` once for the label; at most 500 characters. None
     takes that of the option, by default `This example is {}.`"""
     multi_label: bool | None = None
     """Whether each label applies or not by itself; otherwise the scores of all labels sum to 1.
@@ -162,7 +162,7 @@ class ZeroShotClassification(Task):
 
     @classmethod
     def from_head(cls, other: Task) -> "ZeroShotClassification | None":
-        """Of a model for pairs of which one label begins with "entail"."""
+        """The task for a model of pairs that has a label that begins with "entail"."""
         chosen = other.chosen
         if getattr(chosen, "multi_label", False) or getattr(chosen, "pairs", None) is False:
             return None

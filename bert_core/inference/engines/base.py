@@ -1,4 +1,4 @@
-"""What every engine that runs ONNX graphs shares; `export` writes graphs.
+"""Base class of the engines that run ONNX graphs; `export` writes graphs.
 
 A graph scores every token or row of padded rows. The requested scores are picked from these by the
 same code as torch's (`Objective.picked`).
@@ -23,8 +23,8 @@ from bert_core.scores import Backend
 TOKENS_PER_THREAD = 512
 """Tokens per pass and thread: what operators pass to each other then stays in the cache."""
 WIDTH_MULTIPLE = 16
-"""What a graph's rows are padded to a multiple of, more than torch's: of 32 to 64 texts that wait,
-more pass together, and an engine prepares itself for fewer shapes."""
+"""Rows of a graph are padded to a multiple of this. It is larger than for torch: more of 32 to 64
+waiting texts then pass together, and an engine prepares itself for fewer shapes."""
 MOST_SCORES = 1 << 26
 """Most scores per pass: a masked-word head has one per vocabulary entry at every token."""
 
@@ -90,7 +90,7 @@ class GraphBackend(Backend):
         return collate(windows, pad_id, width=self._width(windows))
 
     def _width(self, windows: Sequence[Window]) -> int:
-        """Of the rows of windows that run together."""
+        """The width to which the rows of windows that run together are padded."""
         tokens = max(len(ids) for window in windows for ids in window.ids)
         return max(tokens, min(-(-tokens // WIDTH_MULTIPLE) * WIDTH_MULTIPLE, self._longest))
 
