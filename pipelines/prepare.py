@@ -71,7 +71,7 @@ from pipelines.runtime.progress import meter
 from pipelines.runtime.result import SPREAD, Counts, Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, REMARK, StageConfig
-from tracking.models.references import load_tokenizer
+from tracking.models.references import Reference
 from tracking.runs.story import amount
 
 ByteSize = Annotated[int, Range(least=1024)]
@@ -198,7 +198,7 @@ def run(config: PrepareConfig) -> Manifest:
         cached.cache_clear()  # an earlier run in this process may have read other contents
     tokenizer.check_casing(config.tokenizer)
     if config.compare_with is not None:
-        load_tokenizer(config.compare_with)  # a mistake in it is found before the work
+        Reference.parse(config.compare_with).tokenizer()  # a mistake in it is found before the work
     corpus = list_corpus(config.corpus, config.output)
     size_bytes = corpus_size_bytes(corpus)
     corpus, documents = corpus_input(corpus, config)
@@ -489,7 +489,7 @@ def _counts_of(documents: pa.Table, tokenizer: Tokenizer) -> Counter[str]:
 @lru_cache(maxsize=4)
 def _tokenizer(folder: str) -> Tokenizer:
     """The tokenizer, built once per process."""
-    return load_tokenizer(folder)
+    return Reference.parse(folder).tokenizer()
 
 
 @lru_cache(maxsize=1)

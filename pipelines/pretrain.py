@@ -37,7 +37,7 @@ from pipelines.training.objectives import check_names, objectives_of
 from pipelines.training.records import CHECKPOINTS, Report, median_speed
 from pipelines.training.shard_batches import batches, check_rows
 from tracking.cache import local_cache
-from tracking.models.references import load_tokenizer
+from tracking.models.references import Reference
 from tracking.runs import metric_names as names
 from tracking.runs.metric_names import MLM_ACCURACY, MLM_LOSS
 from tracking.runs.recorder import DatasetInput
@@ -320,7 +320,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     from bert_core.train.checkpoint import latest_checkpoint, read_points
     from tracking.models.hub import load_bundle
 
-    tokenizer = load_tokenizer(config.tokenizer)
+    tokenizer = Reference.parse(config.tokenizer).tokenizer()
     parent = None if folder is None else load_bundle(folder)
     build = partial(build_model, config, shards, tokenizer, parent)
     lineage: dict[str, Any] = {"stage": "pretrain", "data": _data(config.phases, tokenizer)}
@@ -444,7 +444,7 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
     from tracking.models.hub import load_bundle
 
     place = RankPlace.here(config.threads_per_worker)
-    tokenizer = load_tokenizer(config.tokenizer)
+    tokenizer = Reference.parse(config.tokenizer).tokenizer()
     parent = None if folder is None else load_bundle(folder)
     encoder = config.encoder(tokenizer, parent)
     batches_of = partial(

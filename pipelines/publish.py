@@ -199,11 +199,11 @@ def _compared(
     """Whether the bundle is not worse than the `current` champion, on the evaluation's rows that
     neither was trained on, or a clause that says why they are not compared; neither if there is no
     champion."""
-    from tracking.models.references import resolve
+    from tracking.models.references import Registered
 
     if current is None:
         return None, ""
-    champion_folder = resolve(f"models:/{config.name}/{current.version}", uri=uri)
+    champion_folder = Registered(config.name, version=current.version).fetch(uri=uri)
     champion = predictor_of(champion_folder, config.threads_per_worker)
     task = predictor.task
     if not task.is_comparable(champion.task):

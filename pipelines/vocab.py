@@ -23,7 +23,7 @@ from pipelines.runtime.progress import counted, meter, say
 from pipelines.runtime.result import Counts, Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import REMARK, StageConfig
-from tracking.models.references import load_tokenizer
+from tracking.models.references import Reference
 from tracking.runs.story import amount
 
 BLOCK_BYTES = 8 << 20
@@ -79,7 +79,7 @@ class VocabCounts(Counts):
 def run(config: VocabConfig) -> Manifest:
     """Train the vocabulary and write it as a tokenizer in Hugging Face layout."""
     if config.compare_with is not None:
-        load_tokenizer(config.compare_with)  # a mistake in it is found before the work
+        Reference.parse(config.compare_with).tokenizer()  # a mistake in it is found before the work
     corpus = list_corpus(config.corpus, config.output)
     size_bytes = corpus_size_bytes(corpus)
     corpus, documents = corpus_input(corpus, config)

@@ -55,8 +55,8 @@ class Predictor:
 
         Args:
             folder: the bundle's folder, the output of a stage that made one, or a bundle already
-                read, which several heads can share. `tracking.models.references.resolve` finds the
-                folder of models elsewhere.
+                read, which several heads can share. `tracking.models.references` finds the folder
+                of models elsewhere.
             task: name in `TASKS` of a task that shares the head of the bundle's own, whose head
                 pretraining has trained, or that needs none; None takes the bundle's own task, or
                 `fill-mask` if it was only pretrained.

@@ -112,9 +112,9 @@ def look(config: InspectConfig) -> dict[str, Found]:
     """
     from bert_core.bundle.format import load_bundle
     from bert_core.inference.predictor import Predictor
-    from tracking.models.references import resolve
+    from tracking.models.references import Reference
 
-    bundle = load_bundle(resolve(config.model, uri=config.tracking_uri))
+    bundle = load_bundle(Reference.parse(config.model).fetch(uri=config.tracking_uri))
     heads = cache(lambda task: Predictor(bundle, task=task))
     return {
         name: section.find(config, heads)

@@ -13,6 +13,8 @@ from bert_core import files
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import BUNDLE, NAME, Manifest, is_complete, read_manifest
 from pipelines.runtime.description import COMMAND, STARTED, digests_of, recorded_run, run_name
+from tracking.models import hub
+from tracking.models.references import Registered
 from tracking.runs import goodput
 from tracking.runs.curves import Curve, curves_of
 from tracking.runs.goodput import Goodput
@@ -231,7 +233,7 @@ def _run(reference: str, store: Callable[[], Store]) -> Run:
 
 def _runs_that_wrote(source: str, digest: str, store: Store | None) -> Iterator[Run]:
     """The runs that wrote an input: the folder's, then those that MLflow has."""
-    if source.startswith(("models:", "hf://")):
+    if Registered.match(source) or source.startswith(hub.PREFIX):
         return
     folders = dict.fromkeys((source, source.rstrip("/").removesuffix(f"/{BUNDLE}")))
     for folder in folders:

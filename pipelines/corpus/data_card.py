@@ -24,7 +24,7 @@ from pipelines.corpus.readers.base import Block
 from pipelines.corpus.screen import REASONS, dropped_documents
 from pipelines.corpus.sources import Corpus
 from pipelines.runtime.description import DATA_CARD, VOCABULARY_CARD
-from tracking.models.references import load_tokenizer
+from tracking.models.references import Reference
 
 SAMPLE_BLOCKS, SAMPLE_CHARACTERS = 8, 1 << 17
 HUB_NAMES = {True: "google-bert/bert-base-uncased", False: "google-bert/bert-base-cased"}
@@ -223,7 +223,7 @@ def _fertility(compare_with: str | None, tokenizer: Tokenizer, texts: Iterable[s
 def reference(folder: str | None, tokenizer: Tokenizer) -> tuple[str, Tokenizer | None]:
     """The tokenizer to compare with: `folder`, or BERT's if it is in this machine's cache."""
     if folder is not None:
-        return folder, load_tokenizer(folder)
+        return folder, Reference.parse(folder).tokenizer()
     from huggingface_hub import try_to_load_from_cache
 
     for name in (HUB_NAMES[tokenizer.lowercase], HUB_NAMES[tokenizer.lowercase].partition("/")[2]):

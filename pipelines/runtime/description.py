@@ -20,6 +20,7 @@ from bert_core.checks import default_of
 from bert_core.errors import RaybertError
 from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.wording import first_line, shortened, without_secrets
+from tracking.models.references import Registered
 from tracking.runs.mirror import RECORD, read_copy
 from tracking.runs.recorder import TAG_CHARACTERS, DatasetInput
 from tracking.runs.spool import Run, read_run
@@ -42,8 +43,6 @@ MODEL_PAGE = "the model card"
 """Title of the page of a registered model, which shows its card."""
 STARTED = "started.json"
 """What a stage writes into its output before its work: its command, and where its inputs are."""
-REGISTERED = "models:/"
-"""Begins a reference to a model of the registry."""
 _SEE = "See "
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
 _COMMON = ("/", "runs")
@@ -255,8 +254,8 @@ def cards_behind(sources: Iterable[str], uri: str) -> dict[str, str]:
     left: list[tuple[str, str | None]] = [(source, None) for source in sources]
     seen: set[str] = set()
     for source, digest in left:  # which grows
-        if source.startswith(REGISTERED):
-            links.setdefault(MODEL_PAGE, _registered_page(source))
+        if (registered := Registered.match(source)) is not None:
+            links.setdefault(MODEL_PAGE, _registered_page(registered))
         elif (origin := _origin(source)) is not None and origin[0] not in seen:
             folder, run = origin
             with suppress(OSError, ValueError, RaybertError):
@@ -277,9 +276,8 @@ def published_page(model: str, version: str) -> str:
     return _on_this_server(model_page(model, version))
 
 
-def _registered_page(reference: str) -> str:
-    name, _, version = reference.removeprefix(REGISTERED).partition("/")
-    return _on_this_server(model_page(name.partition("@")[0], version or None))
+def _registered_page(model: Registered) -> str:
+    return _on_this_server(model_page(model.name, model.version))
 
 
 def run_link(run: Run, artifact: str | None = None) -> str | None:
@@ -296,8 +294,8 @@ def _on_this_server(path: str) -> str:
 
 def _input(item: DatasetInput, uri: str) -> str:
     name = item.name.replace("_", " ")
-    if item.source.startswith(REGISTERED):
-        return f"{name} [{item.source}]({_registered_page(item.source)})"
+    if (registered := Registered.match(item.source)) is not None:
+        return f"{name} [{registered}]({_registered_page(registered)})"
     origin = _origin(item.source)
     if origin is not None and origin[1].tracking_uri == uri and (page := run_link(origin[1])):
         return f"{name} [{origin[1].run_name}]({page})"

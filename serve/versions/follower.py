@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from bert_core.errors import ConfigError, FormatError, RaybertError
 from serve.model.model import FAILURES, Model
 from serve.versions.plan import Runtime, Source
-from tracking.models.references import last_served, registered_version
+from tracking.models.answered import last_served
+from tracking.models.references import Registered
 
 logger = logging.getLogger("ray.serve")
 
@@ -46,11 +47,12 @@ class Aim:
     """Interval at which the registry is asked for the alias's version; 0 never asks."""
 
     def resolved(self) -> "Aim":
-        """The same with the version that the alias means now. Raises: see `registered_version`."""
-        if not self.follow_s:
+        """The same with the version that the alias means now. Raises: see `Reference.pinned`."""
+        source = self.source
+        if not self.follow_s or not isinstance(source.reference, Registered):
             return self
-        version = registered_version(self.source.reference, uri=self.source.tracking_uri)
-        return replace(self, source=replace(self.source, version=version, digest=None))
+        version = source.reference.pinned(uri=source.tracking_uri).version
+        return replace(self, source=replace(source, version=version, digest=None))
 
     def served(self) -> "Aim | None":
         """The same with the version of the alias that last answered on this machine; None if none

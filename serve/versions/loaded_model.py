@@ -17,8 +17,9 @@ from serve.versions.follower import Aim, Follower, ModelHolder, reason_of
 from serve.versions.plan import Candidate as CandidatePlan
 from serve.versions.plan import Plan, Source
 from serve.versions.slot import Candidate, Slot
+from tracking.models.answered import Served, last_served, remember_served
 from tracking.models.attempts import Attempt, attempt
-from tracking.models.references import Served, last_served, release, remember_served
+from tracking.models.downloads import release
 
 logger = logging.getLogger("ray.serve")
 
@@ -40,7 +41,7 @@ class HostedModel:
         Args:
             report: takes how a candidate compares, request by request.
             recorder: is told of requests and passes.
-        Raises: see `Model` and `resolve`.
+        Raises: see `Model` and `Reference.fetch`.
         """
         self.plan, self._report, self._recorder = plan, report, recorder
         self._attempts: weakref.WeakKeyDictionary[Model, Attempt] = weakref.WeakKeyDictionary()
@@ -143,7 +144,8 @@ class HostedModel:
     def _load(self, aim: Aim) -> Model:
         """The model, which has answered the task's examples.
 
-        Raises: see `Model` and `resolve`; ResourceError for a version that has ended a process.
+        Raises: see `Model` and `Reference.fetch`; ResourceError for a version that has ended a
+            process.
         """
         with self._attempt(aim) as trying:
             model = self._fetched(aim)

@@ -7,24 +7,17 @@ to processes that run.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
-from bert_core import files
 from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.errors import ConfigError
 from serve.config import ModelConfig, ServeConfig, models_of
 from serve.model.changes import difference
 from serve.request.limits import Limits
-from tracking.models.references import (
-    at_version,
-    downloaded,
-    is_alias,
-    pinned,
-    registered_version,
-    resolve,
-)
+from tracking.models.downloads import downloaded
+from tracking.models.references import Folder, OnHub, Reference, Registered
 from tracking.store.server import tracking_uri
 
 if TYPE_CHECKING:
@@ -35,7 +28,9 @@ if TYPE_CHECKING:
 class Source:
     """Which bundle to load."""
 
-    reference: str
+    reference: Annotated[
+        Reference, pydantic.PlainValidator(Reference.parse), pydantic.PlainSerializer(str)
+    ]
     """As the user gave it; a folder's is absolute, a hub model's has its commit."""
     tracking_uri: str
     """URI of its registry."""
@@ -52,22 +47,26 @@ class Source:
     def named(self) -> str:
         """The reference, with the version if that is known."""
         if self.version is None:
-            return self.reference
+            return str(self.reference)
         return f"version {self.version} of {self.reference}"
 
     def fetch(self) -> tuple[Path, str | None]:
         """The bundle's folder on this machine, and its version in the registry, if it has one.
 
         A version that is known by its digest and was downloaded before needs no registry.
-        Raises: see `resolve`.
+        Raises: see `Reference.fetch`.
         """
         if self.version is not None and self.digest is not None:
             folder = downloaded(self.digest)
             if folder is not None:
                 return folder, self.version
-        version = self.version or registered_version(self.reference, uri=self.tracking_uri)
-        reference = self.reference if version is None else at_version(self.reference, version)
-        return resolve(reference, uri=self.tracking_uri), version
+        reference, version = self.reference, None
+        if isinstance(reference, Registered):
+            if self.version is not None:
+                reference = reference.at(self.version)
+            reference = reference.pinned(uri=self.tracking_uri)
+            version = reference.version
+        return reference.fetch(uri=self.tracking_uri), version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,9 @@ class Plan:
 
     def follows(self, source: Source) -> bool:
         """Whether another version may take the place of this one."""
-        return self.follow_s > 0 and is_alias(source.reference)
+        reference = source.reference
+        is_alias = isinstance(reference, Registered) and reference.alias is not None
+        return self.follow_s > 0 and is_alias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,7 @@ def find(
     Args:
         loading: is called before a model is loaded.
     Raises: ConfigError for a reference that does not exist, or a graph that should run on a GPU;
-        FormatError for a bundle that is damaged or answers no task; also see `resolve`.
+        FormatError for a bundle that is damaged or answers no task; also see `Reference.fetch`.
     """
     uri = tracking_uri(config.tracking_uri)
     found = {}
@@ -202,8 +203,7 @@ def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
 def _load(uri: str, model: ModelConfig, name: str, reference: str) -> tuple[Source, "Predictor"]:
     from bert_core.inference.predictor import Predictor
 
-    # Every replica gets the commit of a hub's model that is found here.
-    source = Source(reference=_absolute(pinned(reference)), tracking_uri=uri)
+    source = Source(reference=_for_replicas(Reference.parse(reference)), tracking_uri=uri)
     folder, version = source.fetch()
     predictor = Predictor(
         folder,
@@ -231,6 +231,9 @@ def _load(uri: str, model: ModelConfig, name: str, reference: str) -> tuple[Sour
     return found, predictor
 
 
-def _absolute(reference: str) -> str:
-    """A folder's absolute path, since replicas run elsewhere; any other reference as it is."""
-    return files.absolute(reference) if Path(reference).is_dir() else reference
+def _for_replicas(reference: Reference) -> Reference:
+    """What means the same on other machines: a folder's absolute path, and the commit that a model
+    of the hub has now."""
+    if isinstance(reference, Folder):
+        return reference.absolute()
+    return reference.pinned() if isinstance(reference, OnHub) else reference

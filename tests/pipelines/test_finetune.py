@@ -30,7 +30,7 @@ from pipelines.training import seeds
 from pipelines.training.labelled_sets import divided, read_parts, read_sets
 from pipelines.training.records import read_records
 from pipelines.training.selection import SelectionConfig
-from tracking.models.references import resolve
+from tracking.models.references import Reference
 from tracking.models.registry import champion
 from tracking.store.server import connect
 
@@ -390,7 +390,7 @@ def test_a_version_carries_the_card_of_its_model(evaluated: Any, tmp_path: Path)
     )  # fmt: skip
     why = publish.run(config).counts["why"]
     text = (
-        resolve("models:/carded@champion", uri=evaluated.tracking_uri) / "README.md"
+        Reference.parse("models:/carded@champion").fetch(uri=evaluated.tracking_uri) / "README.md"
     ).read_text()
     assert text == (tmp_path / "publish" / "model_card.md").read_text()
     version = connect(evaluated.tracking_uri).get_model_version("carded", "1")

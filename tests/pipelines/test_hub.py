@@ -24,7 +24,7 @@ from pipelines.tune import TuneConfig
 from tests.commands import raybert
 from tests.hub import OWNER, STRANGER, Hub, Repository, contents, running_hub
 from tracking.models.hub import load_bundle as load_with_origin
-from tracking.models.references import resolve
+from tracking.models.references import Reference
 from tracking.store.server import connect
 
 NAME = "somebody/encoder"
@@ -178,7 +178,7 @@ def test_a_model_of_the_hub_is_registered_like_its_folder(
     output = str(tmp_path / "publish")
     config = PublishConfig(output=output, evaluation=evaluation, name="from-the-hub", **shared)
     assert publish.run(config).counts["is_champion"]
-    registered = resolve("models:/from-the-hub@champion", uri=finetuned.tracking_uri)
+    registered = Reference.parse("models:/from-the-hub@champion").fetch(uri=finetuned.tracking_uri)
     assert bundle_digest(registered) == bundle_digest(finetuned.folder / "finetune" / "bundle")
 
 
@@ -271,7 +271,7 @@ def test_what_is_published_to_the_hub_is_the_same_model_by_its_id(
     assert len(there.commits) == 2, "the one that creates it, and the bundle's"
     assert not there.private
     monkeypatch.delenv("HF_TOKEN")
-    folder = resolve("somebody/answers")
+    folder = Reference.parse("somebody/answers").fetch()
     assert bundle_digest(folder) == bundle_digest(ready.bundle)
     texts = ["Return the number of bytes.", "Raise an error."]
     answers = [Predictor(each, device="cpu").predict(texts) for each in (folder, ready.bundle)]

@@ -27,7 +27,7 @@ from pipelines.publish import PublishConfig
 from pipelines.training.records import read_records
 from pipelines.training.student import LossesConfig
 from tests.labelled_rows import EVERY_UNTRAINED_KIND, TRAINED, rows_of, write
-from tracking.models.references import resolve
+from tracking.models.references import Reference
 from tracking.runs.spool import read_run
 from tracking.store.server import as_default, connect
 
@@ -110,7 +110,7 @@ def check_files(folder: Path, task: Task, table: list[dict[str, Any]], uri: str)
 
 def check_card(reference: str, task: Task, measured: dict[str, Any], uri: str) -> None:
     """The model card of a version: read by Hugging Face's library, and its example run."""
-    folder = resolve(reference, uri=uri)
+    folder = Reference.parse(reference).fetch(uri=uri)
     card = ModelCard.load(folder / "README.md")
     assert card.data.library_name == "transformers"
     assert card.data.pipeline_tag == (task.pipeline_tag or task.name)

@@ -23,6 +23,7 @@ import psutil
 
 from tests import processes
 from tests.waiting import wait_until
+from tracking.models.references import Folder
 from tracking.store.ports import free_ports
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def plan_of(folder: Path, **settings: Any) -> "Plan":
     from serve.versions.plan import Plan, Source
 
     digest = bundle_digest(folder)
-    source = Source(reference=str(folder), tracking_uri="sqlite://", digest=digest)
+    source = Source(reference=Folder(str(folder)), tracking_uri="sqlite://", digest=digest)
     return Plan(name="docs", source=source, **settings)
 
 

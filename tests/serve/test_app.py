@@ -389,7 +389,7 @@ def test_replicas_get_the_commit_of_a_model_of_the_hub_that_was_found(
         models="docs=somebody/served", tracking_uri=f"sqlite:///{tmp_path}/mlflow.db"
     )
     source = find(config)["docs"].plan.source
-    assert source.reference == f"somebody/served@{commit}"
+    assert str(source.reference) == f"somebody/served@{commit}"
     folder, version = source.fetch()
     assert (bundle_digest(folder), version) == (bundle_digest(bundle), None)
     assert source.digest == bundle_digest(bundle)

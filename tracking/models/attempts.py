@@ -19,6 +19,7 @@ from typing import Any
 
 from bert_core.errors import ResourceError
 from tracking.cache import cache_folder
+from tracking.models.references import Reference
 
 AGAIN_S, LONGEST_S = 300.0, 86_400.0
 """How long a version that has ended a process is left alone: at first, and at most; it doubles."""
@@ -40,7 +41,7 @@ class Attempt:
 
 
 @contextmanager
-def attempt(reference: str, version: str, *, uri: str) -> Iterator[Attempt]:
+def attempt(reference: Reference, version: str, *, uri: str) -> Iterator[Attempt]:
     """Inside, the version is loaded; afterwards it is still being tried, unless that raised.
 
     Processes of one machine load it one after the other, so that it ends one of them at most.
@@ -106,7 +107,7 @@ def _write(lock: int, note: dict[str, Any]) -> None:
     os.ftruncate(lock, len(data))
 
 
-def _path(reference: str, version: str, uri: str) -> Path:
+def _path(reference: Reference, version: str, uri: str) -> Path:
     # A digest, since the URI may hold a password.
-    key = "\n".join([uri, reference, version])
+    key = "\n".join([uri, str(reference), version])
     return cache_folder() / "tried" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"

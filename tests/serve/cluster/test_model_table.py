@@ -13,12 +13,13 @@ from serve.cluster.model_table import Hosting
 from serve.http.routes.listing import ModelEntry, list_models
 from serve.observe.records import Recorder
 from serve.versions.plan import PLAN, Plan, Source
+from tracking.models.references import Folder
 
 TEXTS = ["Parse a string.", "A fox."]
 
 
 def plan_as_json(name: str, folder: Path) -> dict[str, Any]:
-    source = Source(reference=str(folder), tracking_uri="sqlite://")
+    source = Source(reference=Folder(str(folder)), tracking_uri="sqlite://")
     content: dict[str, Any] = PLAN.dump_python(Plan(name=name, source=source), mode="json")
     return content
 

@@ -27,6 +27,7 @@ from serve.versions.plan import Plan, Source
 from tests import tiny
 from tests.pages import assert_within_reach
 from tests.serve import live
+from tracking.models.references import Reference
 from tracking.models.registry import publish
 from tracking.store.server import connect
 
@@ -319,7 +320,11 @@ def versions(
     connect(uri).set_registered_model_alias("docs", "champion", "2")
     served = {
         name: HostedModel(
-            Plan(name=name, source=Source(reference=reference, tracking_uri=uri), follow_s=FOLLOW_S)
+            Plan(
+                name=name,
+                source=Source(reference=Reference.parse(reference), tracking_uri=uri),
+                follow_s=FOLLOW_S,
+            )
         )
         for name, reference in {"docs": "models:/docs@champion", "before": "models:/docs/1"}.items()
     }

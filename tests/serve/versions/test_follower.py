@@ -21,12 +21,13 @@ from serve.versions.plan import Plan, Runtime, Source
 from serve.versions.slot import Slot
 from tests import tiny
 from tests.serve import live
-from tracking.models.references import at_version, is_alias, registered_version
+from tracking.models.references import Reference, Registered
 from tracking.models.registry import publish
 from tracking.store.server import connect
 
 TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
-NAME, REFERENCE = "followed", "models:/followed@champion"
+NAME = "followed"
+REFERENCE = Registered(NAME, alias="champion")
 EVERY_S = 0.1
 
 
@@ -246,7 +247,8 @@ def test_the_threads_of_versions_that_answer_no_more_end(registry: str) -> None:
 
 
 def test_only_an_alias_is_followed() -> None:
-    assert is_alias(REFERENCE)
-    assert not any(map(is_alias, ("models:/followed/3", "runs/x/bundle", "owner/name")))
-    assert at_version(REFERENCE, "3") == "models:/followed/3"
-    assert registered_version("runs/x/bundle") is None
+    plan = Plan(name=NAME, source=Source(reference=REFERENCE, tracking_uri="sqlite://"))
+    assert plan.follows(plan.source)
+    assert not replace(plan, follow_s=0.0).follows(plan.source)
+    for other in ("models:/followed/3", "runs/x/bundle", "owner/name"):
+        assert not plan.follows(replace(plan.source, reference=Reference.parse(other)))

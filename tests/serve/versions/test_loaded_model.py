@@ -44,11 +44,13 @@ from serve.versions.plan import PLAN, Candidate, Plan, Source, find
 from tests import tiny
 from tests.serve import live
 from tracking.models.attempts import attempt
+from tracking.models.references import Folder, Registered
 from tracking.models.registry import publish
 from tracking.store.server import connect
 
 TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
-NAME, REFERENCE = "hosted", "models:/hosted@champion"
+NAME = "hosted"
+REFERENCE = Registered(NAME, alias="champion")
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +177,8 @@ def test_what_cannot_be_loaded_leaves_the_old_one_and_is_told(
 ) -> None:
     with live.hosted(live.plan_of(folders[0])) as (model, url):
         gone = live.plan_of(folders[1])
-        gone = replace(gone, source=replace(gone.source, reference=str(tmp_path / "gone")))
+        folder = Folder(str(tmp_path / "gone"))
+        gone = replace(gone, source=replace(gone.source, reference=folder))
         model.change(gone)
         live.eventually(lambda: card(url)["state"] == "problem")
         assert card(url)["problem"].startswith(f"{tmp_path}/gone is not served: ")
@@ -328,14 +331,15 @@ def test_another_version_with_the_same_labels_is_no_change(folders: list[Path]) 
 DIES = """
 import os, signal, sys
 from tracking.models.attempts import attempt
-with attempt(sys.argv[1], sys.argv[2], uri=sys.argv[3]):
+from tracking.models.references import Reference
+with attempt(Reference.parse(sys.argv[1]), sys.argv[2], uri=sys.argv[3]):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def _die_while_trying(registry: str, version: str) -> None:
     """A process of this machine begins to load a version, and is killed."""
-    command = [sys.executable, "-c", DIES, REFERENCE, version, registry]
+    command = [sys.executable, "-c", DIES, str(REFERENCE), version, registry]
     assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
 
 
@@ -384,12 +388,12 @@ def test_a_version_is_loaded_by_one_process_at_a_time(
     order = []
 
     def other() -> None:
-        with attempt("models:/a@b", "2", uri="here") as trying:
+        with attempt(REFERENCE, "2", uri="here") as trying:
             order.append("other")
         trying.close()
 
     thread = threading.Thread(target=other)
-    with attempt("models:/a@b", "2", uri="here") as first:
+    with attempt(REFERENCE, "2", uri="here") as first:
         thread.start()
         time.sleep(0.2)
         order.append("first")
@@ -397,9 +401,9 @@ def test_a_version_is_loaded_by_one_process_at_a_time(
     thread.join(10)
     assert order == ["first", "other"]
     first.close()
-    with pytest.raises(FormatError), attempt("models:/a@b", "2", uri="here"):
+    with pytest.raises(FormatError), attempt(REFERENCE, "2", uri="here"):
         raise FormatError("damaged")
-    with attempt("models:/a@b", "2", uri="here"):  # that ended nobody
+    with attempt(REFERENCE, "2", uri="here"):  # that ended nobody
         pass
 
 
@@ -456,7 +460,7 @@ def test_a_version_of_the_same_number_of_another_model_is_not_taken_for_it(
     client.set_registered_model_alias("another", "champion", "1")
     source = Source(reference=REFERENCE, tracking_uri=registry)
     with live.hosted(Plan(name=NAME, source=source, follow_s=0.2)) as (model, url):
-        other = replace(source, reference="models:/another@champion", task="fill-mask")
+        other = replace(source, reference=Registered("another", alias="champion"), task="fill-mask")
         model.change(Plan(name=NAME, source=other, follow_s=0.2))
         live.eventually(lambda: card(url)["state"] == "problem")
         time.sleep(0.6)  # it is looked at again
@@ -473,7 +477,9 @@ def test_a_registry_that_is_away_is_told_where_another_model_was_wanted(
     connect(registry).set_registered_model_alias(NAME, "champion", "1")
     source = Source(reference=REFERENCE, tracking_uri=registry)
     with live.hosted(Plan(name=NAME, source=source, follow_s=0.2)) as (model, url):
-        away = Source(reference="models:/other@champion", tracking_uri="http://127.0.0.1:9")
+        away = Source(
+            reference=Registered("other", alias="champion"), tracking_uri="http://127.0.0.1:9"
+        )
         model.change(Plan(name=NAME, source=away, follow_s=0.2))
         live.eventually(lambda: card(url)["state"] == "problem")
         assert "the registry does not answer" in card(url)["problem"]

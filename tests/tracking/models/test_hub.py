@@ -23,7 +23,7 @@ from tests import tiny
 from tests.hub import OWNER, STRANGER, Hub, Repository, contents
 from tests.waiting import wait_until
 from tracking.models.hub import HubModel, on_this_machine, parse
-from tracking.models.references import load_tokenizer, pinned, resolve
+from tracking.models.references import Reference
 
 NAME = "somebody/encoder"
 OTHER_LIBRARIES = {
@@ -35,6 +35,14 @@ OTHER_LIBRARIES = {
     "README.md": b"# A model",
     ".gitattributes": b"",
 }
+
+
+def bundle_at(reference: str) -> Path:
+    return Reference.parse(reference).fetch()
+
+
+def pinned(reference: str) -> str:
+    return str(Reference.parse(reference).pinned())
 
 
 def foreign(bundle: Path) -> dict[str, bytes]:
@@ -85,12 +93,12 @@ def test_an_id_is_the_bundle_that_a_clone_would_be_and_only_its_files_are_fetche
     for name, data in model.files().items():
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         (clone / name).write_bytes(data)
-    folder = resolve(NAME)
+    folder = bundle_at(NAME)
     assert bundle_digest(folder) == bundle_digest(clone)
     assert load_bundle(folder).task is not None
     assert hub.fetched() == sorted(foreign(bundles[0]))
     hub.requests.clear()
-    assert resolve(NAME) == folder
+    assert bundle_at(NAME) == folder
     assert hub.fetched() == []
 
 
@@ -99,7 +107,7 @@ def test_every_way_to_write_an_id_finds_the_model(
     hub: Hub, model: Repository, reference: str
 ) -> None:
     hub.models["bare"] = model
-    assert (resolve(reference) / "model.safetensors").is_file()
+    assert (bundle_at(reference) / "model.safetensors").is_file()
 
 
 def test_a_folder_that_exists_wins_over_a_model_of_the_hub(
@@ -108,9 +116,9 @@ def test_a_folder_that_exists_wins_over_a_model_of_the_hub(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "somebody").mkdir()
     (tmp_path / NAME).symlink_to(bundles[1])
-    assert bundle_digest(resolve(NAME)) == bundle_digest(bundles[1])
+    assert bundle_digest(bundle_at(NAME)) == bundle_digest(bundles[1])
     assert pinned(NAME) == NAME
-    assert (resolve(f"hf://{NAME}") / "tokenizer.json").is_file()
+    assert (bundle_at(f"hf://{NAME}") / "tokenizer.json").is_file()
 
 
 def test_a_pinned_reference_stays_what_it_is_when_the_branch_moves(
@@ -119,19 +127,21 @@ def test_a_pinned_reference_stays_what_it_is_when_the_branch_moves(
     first = model.branches["main"]
     reference = pinned(NAME)
     assert reference == f"{NAME}@{first}"
-    before = bundle_digest(resolve(NAME))
+    before = bundle_digest(bundle_at(NAME))
     second = model.commit(foreign(bundles[1]))
     assert pinned(NAME) == f"{NAME}@{second}"
     assert (
-        bundle_digest(resolve(reference)) == before == bundle_digest(resolve(f"hf://{reference}"))
+        bundle_digest(bundle_at(reference))
+        == before
+        == bundle_digest(bundle_at(f"hf://{reference}"))
     )
-    assert bundle_digest(resolve(NAME)) != before
+    assert bundle_digest(bundle_at(NAME)) != before
 
 
 def test_a_branch_and_a_tag_are_revisions(model: Repository, bundles: list[Path]) -> None:
     commit = model.commit(foreign(bundles[1]), branch="refs/pr/4")
     assert pinned(f"{NAME}@refs/pr/4") == f"{NAME}@{commit}"
-    assert bundle_digest(resolve(f"{NAME}@refs/pr/4")) != bundle_digest(resolve(NAME))
+    assert bundle_digest(bundle_at(f"{NAME}@refs/pr/4")) != bundle_digest(bundle_at(NAME))
 
 
 def in_a_process(hub: Hub, stderr: int = subprocess.PIPE) -> "subprocess.Popen[str]":
@@ -146,7 +156,7 @@ def in_a_process(hub: Hub, stderr: int = subprocess.PIPE) -> "subprocess.Popen[s
         [
             sys.executable,
             "-c",
-            f"from tracking.models.references import resolve; resolve({NAME!r})",
+            f"from tracking.models.references import Reference; Reference.parse({NAME!r}).fetch()",
         ],
         env=os.environ | variables,
         stdout=subprocess.PIPE,
@@ -165,7 +175,7 @@ def test_a_download_whose_connection_breaks_goes_on_where_it_stopped(
     save_file(load_file(bundles[0] / name) | padding, large, metadata={"format": "pt"})
     model.commit(foreign(bundles[0]) | {name: large.read_bytes()})
     hub.break_off_after = 25_000_000
-    assert (resolve(NAME) / name).read_bytes() == large.read_bytes()
+    assert (bundle_at(NAME) / name).read_bytes() == large.read_bytes()
     assert hub.sent_bytes[name] < large.stat().st_size + 25_000_000 - 10_000_000
 
 
@@ -186,7 +196,7 @@ def test_after_a_kill_only_what_is_missing_is_fetched(
     assert process.returncode == -signal.SIGKILL
     hub.stall_after = None
     hub.requests.clear()
-    assert load_bundle(resolve(NAME)).task is not None
+    assert load_bundle(bundle_at(NAME)).task is not None
     assert hub.fetched() == ["model.safetensors"]
 
 
@@ -197,14 +207,14 @@ def cached_files() -> list[Path]:
 def test_offline_the_cached_commit_is_used(
     hub: Hub, model: Repository, bundles: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, reference = resolve(NAME), pinned(NAME)
+    folder, reference = bundle_at(NAME), pinned(NAME)
     model.commit(foreign(bundles[1]))
     hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert (resolve(NAME), pinned(NAME)) == (folder, reference)
+    assert (bundle_at(NAME), pinned(NAME)) == (folder, reference)
     assert hub.requests == []
     with pytest.raises(ResourceError, match=r"HF_HUB_OFFLINE is set, with no complete copy of"):
-        resolve("somebody/else")
+        bundle_at("somebody/else")
 
 
 def test_offline_what_another_program_fetched_is_used_if_it_is_complete(
@@ -215,24 +225,24 @@ def test_offline_what_another_program_fetched_is_used_if_it_is_complete(
             hf_hub_download(NAME, name)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ResourceError, match=r"HF_HUB_OFFLINE is set, with no complete copy of"):
-        resolve(NAME)
+        bundle_at(NAME)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     hf_hub_download(NAME, "model.safetensors")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert load_bundle(resolve(NAME)).task is not None
+    assert load_bundle(bundle_at(NAME)).task is not None
 
 
 def test_a_hub_that_does_not_answer_is_said_unless_the_cache_has_the_model(
     hub: Hub, model: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = resolve(NAME)
+    folder = bundle_at(NAME)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert resolve(NAME) == folder
+    assert bundle_at(NAME) == folder
     with pytest.raises(
         ResourceError,
         match=r"somebody/else: there is no folder somebody/else, and http://127.0.0.1:9 does not",
     ):
-        resolve("somebody/else")
+        bundle_at("somebody/else")
 
 
 def test_missing_models_and_revisions_are_told_apart_from_missing_folders(
@@ -241,17 +251,17 @@ def test_missing_models_and_revisions_are_told_apart_from_missing_folders(
     with pytest.raises(
         ConfigError, match=r"^runs/bert: there is no folder runs/bert, and the hub has no model run"
     ):
-        resolve("runs/bert")
+        bundle_at("runs/bert")
     with pytest.raises(ConfigError, match=r"^no/one: the hub has no model no/one: .*set HF_TOKEN"):
-        resolve("hf://no/one")
+        bundle_at("hf://no/one")
     with pytest.raises(
         ConfigError, match=r"encoder@v9: wanted a branch, tag or commit of somebody/encoder, the"
     ):
-        resolve(f"{NAME}@v9")
+        bundle_at(f"{NAME}@v9")
     hub.requests.clear()
     for path in ("runs/books/sst2", "./bert", "~/bert"):
         with pytest.raises(ConfigError, match="wanted the folder of a bundle, got nothing there"):
-            resolve(path)
+            bundle_at(path)
     assert hub.requests == []
 
 
@@ -261,18 +271,18 @@ def test_gated_and_private_models_say_what_to_do_and_open_to_a_token(
     model.gated = True
     accept = rf"got a gated one: accept its terms at {hub.url}/{NAME}, and set HF_TOKEN, or run"
     with pytest.raises(ConfigError, match=accept):
-        resolve(NAME)
+        bundle_at(NAME)
     monkeypatch.setenv("HF_TOKEN", STRANGER)
     with pytest.raises(ConfigError, match="and set HF_TOKEN to a token that may"):
-        resolve(NAME)
+        bundle_at(NAME)
     model.gated, model.private = False, True
     with pytest.raises(ConfigError, match="the hub has no model somebody/encoder that this token"):
-        resolve(NAME)
+        bundle_at(NAME)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(ConfigError, match=r"the hub refused the token \(401\)"):
-        resolve(NAME)
+        bundle_at(NAME)
     monkeypatch.setenv("HF_TOKEN", OWNER)
-    assert load_bundle(resolve(NAME)).task is not None
+    assert load_bundle(bundle_at(NAME)).task is not None
 
 
 @pytest.mark.parametrize(
@@ -301,7 +311,7 @@ def test_a_model_that_is_no_encoder_is_refused_before_its_weights_are_fetched(
     weights = {"model.safetensors": b"weights", "pytorch_model.bin": b"weights"}
     hub.models[NAME].commit({name: json.dumps(it).encode() for name, it in files.items()} | weights)
     with pytest.raises(FormatError, match=message):
-        resolve(NAME)
+        bundle_at(NAME)
     assert set(hub.fetched()) <= {"config.json"}
 
 
@@ -310,11 +320,11 @@ def test_a_bundle_of_ours_is_fetched_and_verified_by_its_record(
 ) -> None:
     hub.models[NAME] = Repository()
     hub.models[NAME].commit(contents(bundles[0]) | OTHER_LIBRARIES)
-    assert bundle_digest(resolve(NAME)) == bundle_digest(bundles[0])
+    assert bundle_digest(bundle_at(NAME)) == bundle_digest(bundles[0])
     assert hub.fetched() == sorted(contents(bundles[0]))
     hub.models[NAME].commit(contents(bundles[0]) | {"vocab.txt": b"changed"})
     with pytest.raises(FormatError, match=r"vocab.txt: wanted sha256"):
-        resolve(NAME)
+        bundle_at(NAME)
 
 
 def test_a_model_of_sentence_transformers_comes_with_its_subfolder(
@@ -324,7 +334,7 @@ def test_a_model_of_sentence_transformers_comes_with_its_subfolder(
     bundle = tiny.bundle(tmp_path / "bundle", tiny.tokenizer(), task=task)
     hub.models[NAME] = Repository(library="sentence-transformers")
     hub.models[NAME].commit(foreign(bundle) | OTHER_LIBRARIES)
-    folder = resolve(NAME)
+    folder = bundle_at(NAME)
     assert "1_Pooling/config.json" in hub.fetched()
     found = load_bundle(folder).task
     assert found is not None
@@ -336,17 +346,17 @@ def test_of_a_tokenizer_only_its_own_files_are_fetched_whatever_the_model(
     hub: Hub, model: Repository, bundles: list[Path]
 ) -> None:
     model.commit(foreign(bundles[0]) | {"config.json": b'{"model_type": "gpt2"}'})
-    digest = load_tokenizer(str(bundles[0])).digest
-    assert load_tokenizer(NAME).digest == digest
+    digest = Reference.parse(str(bundles[0])).tokenizer().digest
+    assert Reference.parse(NAME).tokenizer().digest == digest
     assert hub.fetched() == ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
     with pytest.raises(FormatError, match="got model_type gpt2"):
-        resolve(NAME)
+        bundle_at(NAME)
 
 
 def test_a_machine_without_the_files_fetches_the_same_commit(
     hub: Hub, model: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = resolve(NAME)
+    folder = bundle_at(NAME)
     assert on_this_machine(folder) == folder
     model.commit({"config.json": b"{}"})
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "elsewhere"))

@@ -11,8 +11,9 @@ from bert_core.bundle.format import bundle_digest
 from bert_core.cache import BUNDLES, Cache
 from bert_core.errors import ConfigError, FormatError, ResourceError
 from tracking.cache import local_cache
-from tracking.models.hub import on_this_machine
-from tracking.models.references import cached, download, fetch_remote, release, resolve
+from tracking.models.downloads import cached, download, fetch_remote, release
+from tracking.models.hub import HubModel, on_this_machine
+from tracking.models.references import Folder, OnHub, Reference, Registered, Remote
 from tracking.models.registry import publish
 from tracking.store.server import connect
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from tests.mlflow_server import Server
 
 NAME = "resolved"
+
+
+def bundle_at(reference: str | Path, *, uri: str | None = None, cache: Cache | None = None) -> Path:
+    return Reference.parse(reference).fetch(uri=uri, cache=cache)
 
 
 @pytest.fixture(scope="module")
@@ -37,22 +42,62 @@ def registry(store: str, bundles: list[Path]) -> str:
     return store
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("models:/docs@champion", Registered("docs", alias="champion")),
+        ("models:/docs/3", Registered("docs", version="3")),
+        ("hf://owner/name@main", OnHub(HubModel("owner/name", "main"), "hf://owner/name@main")),
+        ("owner/name", OnHub(HubModel("owner/name"), "owner/name")),
+        ("hf://datasets/owner/name", Remote("hf://datasets/owner/name")),
+        ("s3://bucket/run", Remote("s3://bucket/run")),
+        ("file:///srv/bundle", Folder("file:///srv/bundle")),
+        ("runs/books/sst2", Folder("runs/books/sst2")),
+        ("./bert", Folder("./bert")),
+    ],
+)
+def test_a_reference_is_a_value_that_is_written_as_it_was_given(
+    text: str, value: Reference
+) -> None:
+    parsed = Reference.parse(text)
+    assert (parsed, str(parsed), pickle.loads(pickle.dumps(parsed))) == (value, text, value)  # noqa: S301
+    assert Registered.match(text) == (value if isinstance(value, Registered) else None)
+
+
+def test_a_folder_may_be_called_as_a_model_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    assert Reference.parse("owner/name") == Folder("owner/name")
+    assert Folder("owner/name").absolute() == Folder(f"{tmp_path}/owner/name")
+    model = Reference.parse("hf://owner/name")
+    assert isinstance(model, OnHub)
+    assert Reference.parse(model.uri) == model
+
+
+def test_an_alias_is_pinned_to_its_version(registry: str) -> None:
+    alias = Registered(NAME, alias="champion")
+    assert alias.pinned(uri=registry) == alias.at("2") == Registered(NAME, version="2")
+    assert alias.at("1").pinned(uri="http://127.0.0.1:9") == alias.at("1")
+
+
 def test_a_folder_is_itself(bundles: list[Path]) -> None:
-    assert resolve(bundles[0]) == bundles[0]
-    assert resolve(bundles[0].as_uri()) == bundles[0]
+    assert bundle_at(bundles[0]) == bundles[0]
+    assert bundle_at(bundles[0].as_uri()) == bundles[0]
 
 
 def test_the_output_of_a_stage_means_the_bundle_in_it(tmp_path: Path, bundles: list[Path]) -> None:
     inside = shutil.copytree(bundles[0], tmp_path / "run" / "bundle")
-    assert resolve(tmp_path / "run") == inside
-    assert resolve(f"{tmp_path}/run/") == inside
-    assert resolve((tmp_path / "run").as_uri()) == inside
+    assert bundle_at(tmp_path / "run") == inside
+    assert bundle_at(f"{tmp_path}/run/") == inside
+    assert bundle_at((tmp_path / "run").as_uri()) == inside
     (inside / "config.json").unlink()
     with pytest.raises(FormatError, match=r"bundle/config.json: wanted this file of the bundle"):
-        resolve(tmp_path / "run")
+        bundle_at(tmp_path / "run")
     shutil.rmtree(inside)
     with pytest.raises(ConfigError, match=r"run: .* neither config.json nor bundle/config.json in"):
-        resolve(tmp_path / "run")
+        bundle_at(tmp_path / "run")
 
 
 def test_the_output_of_a_stage_in_a_bucket_means_the_bundle_in_it(
@@ -62,11 +107,11 @@ def test_the_output_of_a_stage_in_a_bucket_means_the_bundle_in_it(
         files.write_bytes(f"{object_store}/run/bundle/{path.name}", path.read_bytes())
     files.write_bytes(f"{object_store}/run/checkpoints/step", b"large")
     for reference in ("run", "run/", "run/bundle"):
-        kept = resolve(f"{object_store}/{reference}", cache=Cache(tmp_path))
+        kept = bundle_at(f"{object_store}/{reference}", cache=Cache(tmp_path))
         assert kept == tmp_path / BUNDLES / files.sha256_of(str(bundles[0] / "raybert.json"))
         assert bundle_digest(kept) == bundle_digest(bundles[0])
     with pytest.raises(ConfigError, match=r"checkpoints: .* neither config.json nor bundle/config"):
-        resolve(f"{object_store}/run/checkpoints", cache=Cache(tmp_path))
+        bundle_at(f"{object_store}/run/checkpoints", cache=Cache(tmp_path))
     assert list((tmp_path / BUNDLES).iterdir()) == [kept]
 
 
@@ -81,7 +126,7 @@ def test_a_worker_on_another_machine_fetches_the_bundle_that_its_driver_has(
 
     put(bundles[0])
     monkeypatch.setenv("RAYBERT_CACHE", str(tmp_path / "driver"))
-    folder = resolve(f"{object_store}/run")
+    folder = bundle_at(f"{object_store}/run")
     sent = pickle.dumps(folder)
     assert on_this_machine(pickle.loads(sent)) == folder  # noqa: S301
     release(folder)
@@ -99,7 +144,7 @@ def test_a_registered_version_is_the_bundle_that_was_published(
     tmp_path: Path, registry: str, bundles: list[Path]
 ) -> None:
     for reference, bundle in ((f"models:/{NAME}/1", 0), (f"models:/{NAME}@champion", 1)):
-        folder = resolve(reference, uri=registry, cache=Cache(tmp_path / "cache"))
+        folder = bundle_at(reference, uri=registry, cache=Cache(tmp_path / "cache"))
         assert bundle_digest(folder) == bundle_digest(bundles[bundle])
     assert not (tmp_path / "cache").exists(), "it lies on this disk already"
 
@@ -118,7 +163,7 @@ def test_a_registered_bundle_is_found_whatever_its_folder_was_called(
         input_example=["abc"],
         experiment="resolve",
     )
-    found = resolve(f"models:/{name}@champion", uri=store)
+    found = bundle_at(f"models:/{name}@champion", uri=store)
     assert bundle_digest(found) == bundle_digest(bundles[0])
 
 
@@ -152,7 +197,7 @@ def test_a_reference_to_nothing_says_what_there_is(
     registry: str, reference: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve(reference, uri=registry)
+        bundle_at(reference, uri=registry)
 
 
 def test_a_version_that_someone_else_registered_is_refused(tmp_path: Path, registry: str) -> None:
@@ -160,7 +205,7 @@ def test_a_version_that_someone_else_registered_is_refused(tmp_path: Path, regis
     client.create_registered_model("foreign")
     client.create_model_version("foreign", f"file://{tmp_path}")
     with pytest.raises(FormatError, match="version 1 has no bundle, it was not registered by"):
-        resolve("models:/foreign/1", uri=registry)
+        bundle_at("models:/foreign/1", uri=registry)
 
 
 def test_a_bundle_that_was_changed_is_refused(tmp_path: Path, bundles: list[Path]) -> None:
@@ -168,16 +213,16 @@ def test_a_bundle_that_was_changed_is_refused(tmp_path: Path, bundles: list[Path
     with open(changed / "config.json", "a") as file:
         file.write(" ")
     with pytest.raises(FormatError, match=r"config\.json: wanted sha256"):
-        resolve(changed)
+        bundle_at(changed)
 
 
 def test_a_registered_bundle_that_was_exchanged_is_refused(store: str, bundles: list[Path]) -> None:
     publish(bundles[2], name="exchanged", uri=store, metrics={}, input_example=["abc"])
-    folder = resolve("models:/exchanged@champion", uri=store)
+    folder = bundle_at("models:/exchanged@champion", uri=store)
     shutil.rmtree(folder)
     shutil.copytree(bundles[0], folder)
     with pytest.raises(FormatError, match=r"wanted the bundle with digest .* publish the bundle"):
-        resolve("models:/exchanged@champion", uri=store)
+        bundle_at("models:/exchanged@champion", uri=store)
 
 
 def test_what_is_fetched_is_fetched_once_and_again_if_the_copy_is_damaged(
@@ -229,12 +274,12 @@ def test_a_bundle_of_a_server_is_fetched_once_and_again_if_the_copy_is_cut(
 ) -> None:
     server.start()
     publish(bundles[0], name=NAME, uri=server.uri, metrics={}, input_example=["abc"])
-    kept = resolve(f"models:/{NAME}@champion", uri=server.uri, cache=Cache(tmp_path))
+    kept = bundle_at(f"models:/{NAME}@champion", uri=server.uri, cache=Cache(tmp_path))
     assert kept == tmp_path / BUNDLES / bundle_digest(bundles[0])
     assert bundle_digest(kept) == kept.name
     with open(kept / "model.safetensors", "r+b") as file:
         file.truncate(100)
-    assert resolve(f"models:/{NAME}@champion", uri=server.uri, cache=Cache(tmp_path)) == kept
+    assert bundle_at(f"models:/{NAME}@champion", uri=server.uri, cache=Cache(tmp_path)) == kept
     assert bundle_digest(kept) == kept.name
     assert list((tmp_path / BUNDLES).iterdir()) == [kept]
 

@@ -12,7 +12,7 @@ from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.metrics.bootstrap import Verdict, not_worse
 from pipelines.cli import main
 from tracking.models.model_card import without_front_matter
-from tracking.models.references import resolve
+from tracking.models.references import Reference
 from tracking.models.registry import Publication, champion, describe, promote, publish
 from tracking.runs.recorder import RunRecorder
 from tracking.store.server import connect
@@ -166,7 +166,7 @@ def test_a_card_lies_beside_the_bundle_and_describes_its_version(
     long = short + "".join(f"line {number}\n" for number in range(1000))
     for card in (short, long):
         describe(version, card, without_front_matter(card), uri=store)
-        folder = resolve(f"models:/{name}/1", uri=store)
+        folder = Reference.parse(f"models:/{name}/1").fetch(uri=store)
         assert (folder / "README.md").read_text() == card
     description = connect(store).get_model_version(name, "1").description or ""
     assert description.startswith("# A model\n\nIt answers.\nline 0\n")
@@ -237,6 +237,9 @@ def test_mended_labels_are_a_new_version_which_answers_with_them(
     first, second = (publish_at(store, name, folder, force=True) for folder in (bundles[0], mended))
     assert (second.version.version, second.is_new, second.is_champion) == ("2", True, True)
     assert first.version.digest != second.version.digest
-    tasks = [load_bundle(resolve(f"models:/{name}/{number}", uri=store)).task for number in (1, 2)]
+    tasks = [
+        load_bundle(Reference.parse(f"models:/{name}/{number}").fetch(uri=store)).task
+        for number in (1, 2)
+    ]
     assert [task.labels for task in tasks if task is not None] == [["ham", "spam"], ["spam", "ham"]]
     assert not publish_at(store, name, mended).is_new

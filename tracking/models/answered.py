@@ -1,0 +1,49 @@
+"""Which version of an alias last answered on this machine, for processes that start without the
+registry.
+"""
+
+import hashlib
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bert_core import files
+from tracking.cache import cache_folder
+from tracking.models.references import Reference
+
+
+@dataclass(frozen=True)
+class Served:
+    """A version of the registry that has answered requests."""
+
+    version: str
+    digest: str
+
+
+def remember_served(
+    version: Served, reference: Reference, deployed: str | None, *, uri: str
+) -> None:
+    """Keep on this machine which version of a reference has answered.
+
+    Args:
+        deployed: digest of what the reference meant when the server was deployed: what another
+            deployment served says nothing about this one.
+    Raises: OSError.
+    """
+    path = _served_path(reference, deployed, uri)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_json(str(path), asdict(version))
+
+
+def last_served(reference: Reference, deployed: str | None, *, uri: str) -> Served | None:
+    """What was remembered last; None for nothing."""
+    with suppress(OSError, ValueError, TypeError):
+        return Served(**files.read_json(str(_served_path(reference, deployed, uri))))
+    return None
+
+
+def _served_path(reference: Reference, deployed: str | None, uri: str) -> Path:
+    # A digest, since the URI may hold a password.
+    key = "\n".join([uri, str(reference), deployed or ""])
+    name = f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    return cache_folder() / "served" / name
