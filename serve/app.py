@@ -13,9 +13,8 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, get_type_hints
+from typing import Any
 
-import pydantic
 import ray
 from ray import serve as ray_serve
 from ray.serve import Application
@@ -34,31 +33,16 @@ from serve.cluster.applications import (
 )
 from serve.cluster.capacity import check_memory, check_room
 from serve.cluster.haproxy_launcher import CONNECTIONS, DESCRIPTORS, possible_connections
-from serve.config import SETTINGS, ServeConfig, models_of
+from serve.config import ServeConfig, config_of_one
 from serve.observe import tracing
 from serve.versions.plan import Deployable, find
 from tracking.store.ports import require_free
 
-_TAKEN = (*SETTINGS, "keys", "tracking_uri", "drain_s")
-"""The fields of `ServeConfig` that `build` takes: a model's settings, and some of the server's."""
-_TYPES, _DEFAULTS = get_type_hints(ServeConfig), ServeConfig(models="name=model")
-_FIELDS: Any = {name: (_TYPES[name], getattr(_DEFAULTS, name)) for name in _TAKEN}
-_Settings: Any = pydantic.create_model(
-    "_Settings", __config__=pydantic.ConfigDict(extra="forbid"), **_FIELDS
-)
 
-
-class BuildArguments(_Settings):
-    """Arguments of `serve run serve.app:build`, key=value: a model, and fields of `ServeConfig`."""
-
-    name: str = "model"
-    model: str
-
-
-def build(arguments: BuildArguments) -> Application:
-    """One model in one application. Raises: see `find`."""
-    settings = {name: getattr(arguments, name) for name in _TAKEN}
-    config = ServeConfig(models=[f"{arguments.name}={arguments.model}"], **settings)
+def build(arguments: dict[str, Any]) -> Application:
+    """One model in one application. Raises: see `config_of_one`, which reads the arguments, and
+    `find`."""
+    config = config_of_one(arguments)
     ((name, model),) = find(config).items()
     return model_application(config, name, model, alone=True).target().target
 
@@ -124,11 +108,11 @@ def check(config: ServeConfig) -> None:
             "this Ray cluster already runs Ray Serve: stop that with `serve shutdown`, "
             "or use another cluster"
         )
-    check_room(models_of(config), together=config.together)
+    check_room(config.served, together=config.together)
 
 
 def _wait_until_steady(config: ServeConfig) -> None:
-    paths = ["/readyz", *(f"/v1/models/{name}/readyz" for name in models_of(config))]
+    paths = ["/readyz", *(f"/v1/models/{name}/readyz" for name in config.served)]
     tls = config.tls_certificate is not None
     steady.wait_until_steady(config.host, config.port, paths, _logs_folder(), tls=tls)
 

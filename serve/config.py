@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal
 
 import orjson
@@ -207,7 +208,7 @@ class ServeConfig(ModelSettings, Command):
                 "models: wanted a value, got none: give --models name=reference, or a file with "
                 "tables [models.<name>]"
             )
-        models = models_of(self)
+        models = self.served
         if self.default is not None and self.default not in models:
             raise ConfigError(
                 f"default: wanted one of the models, {', '.join(models)}, got {self.default!r}"
@@ -236,10 +237,27 @@ class ServeConfig(ModelSettings, Command):
                 f"requests into traces, got {self.otlp_endpoint}: leave haproxy on"
             )
         if self.together:
-            self._check_together(models)
+            self._check_together()
 
-    def _check_together(self, models: Mapping[str, ModelConfig]) -> None:
-        for name, model in models.items():
+    @cached_property
+    def served(self) -> dict[str, ModelConfig]:
+        """Each model by name, in the order given, with its own settings before the common ones.
+
+        Raises: ConfigError if there is none, one has another form, a name occurs twice, or a
+            setting is unknown or out of range; none of them once the config is made.
+        """
+        if isinstance(self.models, dict):
+            if not self.models:
+                raise ConfigError("models: wanted at least one table [models.<name>], got none")
+            return {name: _of_table(self, name, table) for name, table in self.models.items()}
+        common = {name: getattr(self, name) for name in _SETTINGS}
+        return {
+            name: ModelConfig(model=reference, **common)
+            for name, reference in parse_models(self.models).items()
+        }
+
+    def _check_together(self) -> None:
+        for name, model in self.served.items():
             if model.num_replicas > 1 or model.max_replicas not in (None, 1):
                 field = "num_replicas" if model.max_replicas is None else "max_replicas"
                 raise ConfigError(
@@ -248,25 +266,35 @@ class ServeConfig(ModelSettings, Command):
                 )
 
 
-SETTINGS = tuple(each.name for each in fields(ModelSettings))
+_SETTINGS = tuple(each.name for each in fields(ModelSettings))
+_OF_SERVER = ("keys", "tracking_uri", "drain_s")
+"""What `config_of_one` takes besides a model's settings."""
 _READER = pydantic.TypeAdapter(ModelConfig)
 
 
-def models_of(config: ServeConfig) -> dict[str, ModelConfig]:
-    """Each model by name, in the order given, with its own settings before the common ones.
+def config_of_one(arguments: Mapping[str, Any]) -> ServeConfig:
+    """The config of one model, from the arguments of `serve run serve.app:build`.
 
-    Raises: ConfigError if there is none, one has another form, a name occurs twice, or a setting is
-        unknown or out of range.
+    Args:
+        arguments: `name` (`model` if there is none), the fields of `ModelConfig`, and `keys`,
+            `tracking_uri` and `drain_s` of `ServeConfig`; those of a command line are texts.
+    Raises: ConfigError for one that is unknown, missing or out of range.
     """
-    if isinstance(config.models, dict):
-        if not config.models:
-            raise ConfigError("models: wanted at least one table [models.<name>], got none")
-        return {name: _of_table(config, name, table) for name, table in config.models.items()}
-    common = {name: getattr(config, name) for name in SETTINGS}
-    return {
-        name: ModelConfig(model=reference, **common)
-        for name, reference in parse_models(config.models).items()
-    }
+    known = ["name", *(each.name for each in fields(ModelConfig)), *_OF_SERVER]
+    for key in arguments:
+        if key not in known:
+            raise ConfigError(
+                f"{key}: there is no such argument, there are {', '.join(known)}"
+                f"{nearest(key, known)}"
+            )
+    given = dict(arguments)
+    name = given.pop("name", "model")
+    table = {key: given.pop(key) for key in ("model", "candidate", "limits") if key in given}
+    content = orjson.dumps({**given, "models": {name: table}})
+    try:
+        return pydantic.TypeAdapter(ServeConfig).validate_json(content)
+    except pydantic.ValidationError as error:
+        raise ConfigError(complaint(error)) from error
 
 
 def _of_table(config: ServeConfig, name: str, table: Any) -> ModelConfig:
@@ -284,7 +312,7 @@ def _of_table(config: ServeConfig, name: str, table: Any) -> ModelConfig:
     for key, kind in nested.items():
         if isinstance(table.get(key), dict):
             _check_keys(f"{where}.{key}", table[key], kind)
-    values = {key: getattr(config, key) for key in SETTINGS if key not in table} | table
+    values = {key: getattr(config, key) for key in _SETTINGS if key not in table} | table
     if not isinstance(values["limits"], Limits):
         values["limits"] = asdict(config.limits) | values["limits"]
     try:

@@ -19,7 +19,7 @@ from bert_core import files
 from bert_core.errors import ConfigError
 from serve.cluster import deployments, haproxy
 from serve.cluster.deployments import COMPARISONS, FRONT, MODEL, RECORD, application_name
-from serve.config import ModelConfig, ModelSettings, ServeConfig, models_of
+from serve.config import ModelConfig, ModelSettings, ServeConfig
 from serve.observe import tracing
 from serve.request import auth
 from serve.request.limits import Limits
@@ -70,7 +70,7 @@ class Deployed:
 
 def applications(config: ServeConfig, models: Mapping[str, Deployable]) -> list[Deployed]:
     """The applications to deploy for these models: theirs, the front and the comparisons."""
-    settings = models_of(config)
+    settings = config.served
     first = sorted(models, key=lambda name: name != config.default)
     at_front = {
         "limits": LIMITS.dump_python(_limits_of_front(config.limits, settings.values())),
@@ -136,7 +136,7 @@ def model_application(
         # Alone, Serve's own config says where it listens.
         "local_only": not alone and is_loopback(config.host),
     }
-    options = _options(config, models_of(config)[name], content)
+    options = _options(config, config.served[name], content)
     prefix = "/" if alone else f"/v1/models/{name}"
     return Deployed(application_name(name), prefix, MODEL, "MODEL_APPLICATION", options)
 

@@ -24,7 +24,7 @@ from serve.cluster.applications import (
 )
 from serve.cluster.capacity import check_memory, check_room
 from serve.cluster.deployments import FRONT
-from serve.config import ServeConfig, models_of
+from serve.config import ServeConfig
 from serve.http.routes.listing import ModelEntry
 from serve.observe import tracing
 from serve.versions.plan import find
@@ -58,7 +58,7 @@ def apply(config: ServeConfig) -> None:
     is_running = bool(ray_serve.status().proxies)
     if is_running:
         _check_server(config)
-    check_room(models_of(config), together=config.together)
+    check_room(config.served, together=config.together)
     models = find(config)
     if not is_running and not config.together:
         check_memory(models_of(config), models)

@@ -13,7 +13,7 @@ import pydantic
 
 from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.errors import ConfigError
-from serve.config import ModelConfig, ServeConfig, models_of
+from serve.config import ModelConfig, ServeConfig
 from serve.model.changes import difference
 from serve.request.limits import Limits
 from tracking.models.downloads import downloaded
@@ -151,7 +151,7 @@ def find(
     """
     uri = tracking_uri(config.tracking_uri)
     found = {}
-    for name, model in models_of(config).items():
+    for name, model in config.served.items():
         loading(name)
         found[name] = _find(uri, name, model)
     return found

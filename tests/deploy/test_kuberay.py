@@ -251,12 +251,12 @@ def test_replicas_are_ready_once_a_forward_pass_has_run(documents: list[Document
 def test_the_service_runs_what_ray_serve_and_raybert_take(documents: list[Document]) -> None:
     from ray.serve.schema import ServeDeploySchema
 
-    from serve.app import BuildArguments
+    from serve.config import config_of_one
 
     (service,) = of_kind(documents, "RayService")
     config = ServeDeploySchema.model_validate(yaml.safe_load(service["spec"]["serveConfigV2"]))
     (application,) = config.applications
-    arguments = BuildArguments.model_validate(application.args)
+    arguments = config_of_one(application.args)
     (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     (container,) = group["template"]["spec"]["containers"]
     has = container["resources"]["requests"]

@@ -7,7 +7,7 @@ import pytest
 
 from bert_core.errors import ConfigError
 from pipelines.configure import parse
-from serve.config import CandidateConfig, ModelConfig, ServeConfig, models_of, parse_models
+from serve.config import CandidateConfig, ModelConfig, ServeConfig, config_of_one, parse_models
 from serve.request.limits import Limits
 
 
@@ -83,7 +83,7 @@ def test_a_models_own_settings_come_before_the_common_ones() -> None:
         limits=Limits(max_top_k=5),
         default="mine",
     )
-    docs, mine, bare = models_of(config).values()
+    docs, mine, bare = config.served.values()
     assert (docs.model, docs.threads, docs.num_replicas, docs.max_replicas) == ("a", 2, 1, 4)
     assert docs.limits == Limits(max_inputs=7, max_top_k=5)
     assert (mine.threads, mine.limits) == (3, Limits(max_top_k=5))
@@ -159,13 +159,64 @@ def test_settings_that_contradict_each_other_are_refused(
     assert message in str(caught.value)
 
 
+def test_serve_run_takes_every_setting_of_a_model_and_no_other() -> None:
+    config = config_of_one(
+        {
+            "name": "docs",
+            "model": "models:/docs@champion",
+            "backend": "onnxruntime",
+            "max_replicas": "3",  # as a command line gives it
+            "target_queue_tokens": "99",
+            "truncate": "true",
+            "limits": {"max_inputs": 9},  # as a file of Kubernetes does
+            "candidate": {"model": "runs/new", "share": 0.5},
+            "keys": "keys.json",
+            "drain_s": "5",
+        }
+    )
+    limits = Limits(max_inputs=9)
+    assert config.served == {
+        "docs": ModelConfig(
+            model="models:/docs@champion",
+            backend="onnxruntime",
+            max_replicas=3,
+            target_queue_tokens=99,
+            truncate=True,
+            limits=limits,
+            candidate=CandidateConfig(model="runs/new", share=0.5),
+        )
+    }
+    assert (config.keys, config.drain_s) == ("keys.json", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "models.model.model: wanted a value, got none"),
+        ({"model": "x", "bakend": "torch"}, "bakend: there is no .*did you mean backend"),
+        ({"model": "x", "host": "0.0.0.0"}, "host: there is no such argument, there are name, "),
+        ({"model": "x", "threads": "two"}, "threads: wanted a whole number, got text"),
+        ({"model": "x", "threads": "0"}, "threads: wanted at least 1, got 0"),
+        ({"model": "x", "backend": "tpu"}, "backend: wanted one of 'auto', .*, got text"),
+        (
+            {"model": "x", "limits": {"max_imputs": 1}},
+            "models.model.limits.max_imputs: there is no",
+        ),
+        ({"model": "x", "name": "a/b"}, "models.a/b: wanted a name of letters, digits"),
+    ],
+)
+def test_arguments_of_serve_run_that_are_refused(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_of_one(arguments)
+
+
 def test_a_file_has_a_table_per_model(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(
         'threads = 2\n[limits]\nmax_inputs = 9\n[models.docs]\nmodel = "models:/docs@champion"\n'
         '[models.mine]\nmodel = "0"\nthreads = 1\nlimits.max_top_k = 3\n'
     )
-    docs, mine = models_of(parse("serve", ["--config", str(file)])).values()
+    docs, mine = parse("serve", ["--config", str(file)]).served.values()
     assert docs == ModelConfig(
         model="models:/docs@champion", threads=2, limits=Limits(max_inputs=9)
     )
