@@ -79,7 +79,7 @@ def run(config: ServeConfig) -> None:
         check(config)
         models = find(config, lambda name: print(f"loading {name}", flush=True))
         if not config.together:
-            check_memory(models_of(config), models)
+            check_memory(config.served, models)
         try:
             print("starting Ray Serve", flush=True)
             start(config)

@@ -1,6 +1,5 @@
 """The inputs of a stage: the files that a reference means, with their digest."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +8,8 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import read_manifest
 from pipelines.runtime.description import STARTED
 from pipelines.runtime.stage_config import StageConfig
+from tracking.models.hub import PREFIX
+from tracking.models.references import OnHub, Reference
 from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:
@@ -21,41 +22,40 @@ def bundle_input(
     """The local folder of a bundle, given any kind of reference, and the bundle as an input called
     `name`."""
     from bert_core.bundle.format import bundle_digest
-    from tracking.models.hub import PREFIX
-    from tracking.models.references import resolve
 
-    fixed = hub_reference(config.output, reference, force=config.force)
-    folder = resolve(reference if fixed is None else PREFIX + fixed, uri=config.tracking_uri)
-    source = DatasetInput(name, bundle_digest(folder), fixed or reference)
-    return folder, source if fixed is None else replace(source, asked=reference)
+    asked = Reference.parse(reference)
+    fixed = _fixed(config, asked)
+    folder = fixed.fetch(uri=config.tracking_uri)
+    return folder, _as_input(name, bundle_digest(folder), asked, fixed)
 
 
 def tokenizer_input(config: StageConfig, reference: str) -> tuple[str, "Tokenizer", DatasetInput]:
     """A reference to a tokenizer that means the same files on every machine, the tokenizer, and the
     tokenizer as an input."""
-    from tracking.models.hub import PREFIX
-    from tracking.models.references import load_tokenizer
-
-    fixed = hub_reference(config.output, reference, force=config.force)
-    place = reference if fixed is None else PREFIX + fixed
-    tokenizer = load_tokenizer(place)
-    source = DatasetInput("tokenizer", tokenizer.digest, fixed or reference)
-    return place, tokenizer, source if fixed is None else replace(source, asked=reference)
+    asked = Reference.parse(reference)
+    fixed = _fixed(config, asked)
+    tokenizer = fixed.tokenizer()
+    place = fixed.uri if isinstance(fixed, OnHub) else str(fixed)
+    return place, tokenizer, _as_input("tokenizer", tokenizer.digest, asked, fixed)
 
 
-def hub_reference(output: str, reference: str, *, force: bool) -> str | None:
-    """A reference to a model of the hub as `owner/name@commit`; None if it means something else.
+def _fixed(config: StageConfig, asked: Reference) -> Reference:
+    """The same, and of a model of the hub its commit.
 
     The commit is the one that an earlier run of the same output took, so that a run that resumes
     goes on with the same model, wherever its branch is by now; `force` takes the newest.
     """
-    from tracking.models.references import hub_model, pinned
+    if not isinstance(asked, OnHub):
+        return asked
+    marker = files.join(config.output, STARTED)
+    started = files.read_json(marker) if not config.force and files.exists(marker) else {}
+    before = started.get("hub", {}).get(str(asked))
+    return (Reference.parse(f"{PREFIX}{before}") if before else asked).pinned()
 
-    if hub_model(reference) is None:
-        return None
-    marker = files.join(output, STARTED)
-    before = files.read_json(marker) if not force and files.exists(marker) else {}
-    return before.get("hub", {}).get(reference) or pinned(reference)
+
+def _as_input(name: str, digest: str, asked: Reference, fixed: Reference) -> DatasetInput:
+    given = str(asked) if isinstance(asked, OnHub) else ""
+    return DatasetInput(name, digest, str(fixed), asked=given)
 
 
 def input_digest(folder: str, stage: str) -> str:

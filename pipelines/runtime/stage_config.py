@@ -17,6 +17,7 @@ from bert_core.checks import NonNegativeInt, PositiveInt, check_fields
 from bert_core.errors import ConfigError
 from pipelines.runtime.capacity import Gpus
 from tracking.cache import cache_folder
+from tracking.models.references import Registered
 from tracking.runs.mirror import RECORD
 
 INPUT = {"input": True}
@@ -149,7 +150,7 @@ def input_paths(config: Any) -> Iterator[tuple[str, str]]:
         elif _is_input(field) and value and _is_path(field, value):
             values = value.values() if isinstance(value, Mapping) else value
             for path in [value] if isinstance(value, str) else values:
-                if not path.startswith("models:"):
+                if Registered.match(path) is None:
                     yield field.name, path
 
 

@@ -61,7 +61,7 @@ def apply(config: ServeConfig) -> None:
     check_room(config.served, together=config.together)
     models = find(config)
     if not is_running and not config.together:
-        check_memory(models_of(config), models)
+        check_memory(config.served, models)
     deployed = applications(config, models)
     if not is_running:
         start(config)

@@ -357,7 +357,6 @@ def test_models_that_do_not_fit_into_memory_together_are_refused_with_what_they_
     bundle: Path, tmp_path: Path
 ) -> None:
     from serve.cluster.capacity import check_memory  # after the environment is set
-    from serve.config import models_of
     from serve.versions.plan import find
 
     settings = {"model": str(bundle), "num_replicas": 2}
@@ -367,9 +366,9 @@ def test_models_that_do_not_fit_into_memory_together_are_refused_with_what_they_
         tracking_uri=f"sqlite:///{tmp_path}/mlflow.db",
     )
     size = load_bundle(bundle).memory_bytes
-    check_memory(models_of(config), found := find(config), available=4 * size)
+    check_memory(config.served, found := find(config), available=4 * size)
     with pytest.raises(ResourceError) as caught:
-        check_memory(models_of(config), found, available=4 * size - 1)
+        check_memory(config.served, found, available=4 * size - 1)
     assert str(caught.value) == (
         f"wanted {4 * size:,} bytes of memory for the weights of all replicas (docs: 2 × {size:,}; "
         f"other: 1 × {2 * size:,}), this machine or container has {4 * size - 1:,} left: lower "

@@ -303,21 +303,3 @@ def _local_path(text: str) -> Path | None:
 
 def _listed(names: list[str]) -> str:
     return ", ".join(names) or "none; `raybert publish` registers one"
-
-
-def resolve(reference: str | Path, *, uri: str | None = None) -> Path:
-    return Reference.parse(reference).fetch(uri=uri)
-
-
-def hub_model(reference: str) -> hub.HubModel | None:
-    parsed = Reference.parse(reference)
-    return parsed.model if isinstance(parsed, OnHub) else None
-
-
-def pinned(reference: str) -> str:
-    parsed = Reference.parse(reference)
-    return str(parsed.pinned()) if isinstance(parsed, OnHub) else reference
-
-
-def load_tokenizer(reference: str) -> "Tokenizer":
-    return Reference.parse(reference).tokenizer()
