@@ -146,6 +146,13 @@ def reading(path: str) -> Iterator[None]:
     A missing file stays a FileNotFoundError, an error of a local disk an OSError.
     Raises: ResourceError naming `path`.
     """
+    with _reached(path, "read"):
+        yield
+
+
+@contextmanager
+def _reached(path: str, done: str) -> Iterator[None]:
+    """`reading`, for what is `done` to `path`, such as `removed`."""
     try:
         yield
     except (FileNotFoundError, RaybertError):
@@ -154,7 +161,7 @@ def reading(path: str) -> Iterator[None]:
         if not is_uri(path) or path.lower().startswith("file:"):
             raise
         raise ResourceError(
-            f"{path}: could not be read ({type(error).__name__}: {error}): check the address, the "
+            f"{path}: could not be {done} ({type(error).__name__}: {error}): check the address, the "
             "network and your permissions, then run the same command again"
         ) from error
 
@@ -427,13 +434,17 @@ def write_json(path: str, value: Any) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file or a whole folder; a missing one is no error."""
+    """Remove a file or a whole folder; a missing one is no error.
+
+    Raises: ResourceError naming `path` if it is remote and cannot be reached or removed.
+    """
     filesystem, inner = filesystem_of(path)
-    kind = filesystem.get_file_info(inner).type
-    if kind == fs.FileType.Directory:
-        filesystem.delete_dir(inner)
-    elif kind == fs.FileType.File:
-        filesystem.delete_file(inner)
+    with _reached(path, "removed"):
+        kind = filesystem.get_file_info(inner).type
+        if kind == fs.FileType.Directory:
+            filesystem.delete_dir(inner)
+        elif kind == fs.FileType.File:
+            filesystem.delete_file(inner)
 
 
 def abort_uploads(folder: str) -> None:

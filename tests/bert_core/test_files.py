@@ -459,9 +459,14 @@ def test_a_web_server_that_tells_no_length_is_named(website: tuple[str, Path]) -
         files.size_bytes(f"{website[0]}/stream.txt")
 
 
-def test_a_file_in_the_web_cannot_be_written(website: tuple[str, Path]) -> None:
+def test_a_file_in_the_web_cannot_be_written_or_removed(website: tuple[str, Path]) -> None:
+    address, folder = website
     with pytest.raises(ResourceError, match=r"a\.txt: could not be written: NotImplementedError"):
-        files.write_bytes(f"{website[0]}/a.txt", b"")
+        files.write_bytes(f"{address}/a.txt", b"")
+    (folder / "a.txt").write_bytes(b"kept")
+    for name in ("a.txt", "refused.txt"):
+        with pytest.raises(ResourceError, match=rf"{address}/{name}: could not be removed \("):
+            files.remove(f"{address}/{name}")
 
 
 def test_what_only_fsspec_opens_is_found_read_and_written() -> None:
