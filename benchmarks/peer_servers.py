@@ -106,11 +106,11 @@ def mlflow(workers: int) -> Peer:
 def _published(model: Path, uri: str, scratch: Path) -> str:
     """A reference to the model in a registry of its own."""
     from bert_core.inference.predictor import Predictor
-    from tracking.models.registry import publish
+    from tracking.models.registry import Release, publish
 
     examples = list(Predictor(model, device="cpu").task.examples)
     name = model.parent.name if model.name == BUNDLE else model.name
-    publish(model, name=name, uri=uri, metrics={}, input_example=examples)
+    publish(Release(bundle=model, name=name, metrics={}, input_example=examples), uri=uri)
     return f"models:/{name}@champion"
 
 

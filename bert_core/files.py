@@ -161,8 +161,8 @@ def _reached(path: str, done: str) -> Iterator[None]:
         if not is_uri(path) or path.lower().startswith("file:"):
             raise
         raise ResourceError(
-            f"{path}: could not be {done} ({type(error).__name__}: {error}): check the address, the "
-            "network and your permissions, then run the same command again"
+            f"{path}: could not be {done} ({type(error).__name__}: {error}): check the address, "
+            "the network and your permissions, then run the same command again"
         ) from error
 
 

@@ -1,7 +1,9 @@
 """Evaluated bundle → MLflow registry, where the alias `champion` marks the version to serve."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,8 @@ from pipelines.runtime.progress import say
 from pipelines.runtime.result import Counts, Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, StageConfig
-from tracking.models.registry import check_name
+from tracking.models import registry
+from tracking.models.references import Registered
 from tracking.models.upload import check_id, check_token, upload
 from tracking.runs.recorder import DatasetInput
 from tracking.store.server import connect, tracking_uri, without_password
@@ -29,7 +32,6 @@ from tracking.store.server import connect, tracking_uri, without_password
 if TYPE_CHECKING:
     from bert_core.inference.predictor import Predictor
     from bert_core.tasks.base import Task
-    from tracking.models.registry import Version
 
 PUBLICATION, MODEL_CARD = "publication.json", "model_card.md"
 EXAMPLES = 2
@@ -56,7 +58,7 @@ class PublishConfig(StageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_name(self.name)
+        registry.check_name(self.name)
         if self.hub is not None:
             check_id(self.hub)
         elif self.hub_private:
@@ -104,9 +106,7 @@ def run(config: PublishConfig) -> Manifest:
 
 
 def _publish(config: PublishConfig, folder: Path) -> Result:
-    from bert_core.tasks.examples import examples_of
-    from tracking.models import registry
-    from tracking.models.model_card import model_card, without_front_matter
+    from tracking.models.model_card import model_card
     from tracking.runs.spool import read_run
 
     uri = tracking_uri(config.tracking_uri)
@@ -115,64 +115,91 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
     _check_task(config, evaluation, folder)
     data = files.read_bytes(files.join(config.evaluation, PREDICTIONS))
     rows = pq.read_table(pa.BufferReader(data)).to_pylist()
-    examples = (
-        predictor.bundle.examples
-        or examples_of(predictor.task, rows, EXAMPLES)
-        or predictor.task.examples
-    )
-    current = registry.champion(config.name, uri=uri)
-    verdict, not_compared = _compared(config, evaluation, predictor, rows, current, uri)
+    comparison = _compared(config, evaluation, predictor, rows, uri)
     recorded = read_run(config.local_folder)
-    publication = registry.publish(
-        folder,
+    release = registry.Release(
+        bundle=folder,
         name=config.name,
-        uri=uri,
         metrics={k: v for k, v in evaluation.counts.items() if isinstance(v, int | float)},
-        input_example=examples,
+        input_example=_examples(predictor, rows),
         experiment=config.experiment,
         run_id=recorded.run_id if recorded else None,
-        compared_with=current,
-        verdict=verdict,
-        not_compared=not_compared,
-        force=config.force,
     )
-    if verdict is not None and (left_out := len(rows) - verdict.rows):
-        note = f"{left_out:,} of the evaluation's {len(rows):,} rows are left out"
-        why = f"{publication.why}; {note}, since one of the two was trained on them"
-        publication = replace(publication, why=why)
+    publication = registry.publish(release, comparison, uri=uri, force=config.force)
+    publication = _with_rows_left_out(publication, comparison.verdict, len(rows))
     version = publication.version
     card = model_card(
         publication,
         predictor,
         evaluation,
         _classes(config.evaluation, evaluation),
-        examples[0],
+        release.input_example[0],
         hub=config.hub,
         licence=config.license,
     )
-    registry.describe(version, card, without_front_matter(card), uri=uri)
-    page = published_page(version.name, version.version)
-    link_model_card(connect(uri), without_password(uri), (config.model, config.evaluation), page)
+    page = _described_at(config, version, card, uri)
     written = [config.local_folder / PUBLICATION, config.local_folder / MODEL_CARD]
     files.write_json(str(written[0]), asdict(publication))
     files.write_bytes(str(written[1]), card.encode())
     say(f"publish: models:/{version.name}/{version.version}. {publication.why}")
     counts = PublishCounts(
-        version=version.version, is_champion=publication.is_champion, why=publication.why
+        version=version.version,
+        is_champion=publication.is_champion,
+        why=publication.why,
+        **_uploaded(config, release, version, card, uri),
     )
-    if config.hub is not None:
-        title = f"{version.name}, version {version.version}"
-        where = upload(folder, card, config.hub, private=config.hub_private, message=title)
-        run_id = recorded.run_id if recorded else None
-        registry.note_upload(version, where.reference, run_id, uri=uri)
-        counts = replace(counts, hub=where.reference, hub_url=where.url)
-        say(f"publish: {where.url}")
     return Result(
         outputs=local_outputs(config, written),
         counts=counts,
         artifacts=[config.local_folder / MODEL_CARD],
         pages={MODEL_PAGE: page},
     )
+
+
+def _examples(predictor: "Predictor", rows: list[dict[str, Any]]) -> Sequence[Any]:
+    """Inputs that the version shows: the bundle's, or else some of the evaluation's."""
+    from bert_core.tasks.examples import examples_of
+
+    task = predictor.task
+    return predictor.bundle.examples or examples_of(task, rows, EXAMPLES) or task.examples
+
+
+def _with_rows_left_out(
+    publication: registry.Publication, verdict: Verdict | None, rows: int
+) -> registry.Publication:
+    """The same; its `why` also says how many of the evaluation's rows were not compared."""
+    if verdict is None or not (left_out := rows - verdict.rows):
+        return publication
+    note = f"{left_out:,} of the evaluation's {rows:,} rows are left out"
+    why = f"{publication.why}; {note}, since one of the two was trained on them"
+    return replace(publication, why=why)
+
+
+def _described_at(config: PublishConfig, version: registry.Version, card: str, uri: str) -> str:
+    """Show the model card with the version, and link its page from the runs that made the bundle.
+
+    Returns: the link to the page.
+    """
+    from tracking.models.model_card import without_front_matter
+
+    registry.describe(version, card, without_front_matter(card), uri=uri)
+    page = published_page(version.name, version.version)
+    link_model_card(connect(uri), without_password(uri), (config.model, config.evaluation), page)
+    return page
+
+
+def _uploaded(
+    config: PublishConfig, release: registry.Release, version: registry.Version, card: str, uri: str
+) -> dict[str, str]:
+    """Where on the hub the bundle was uploaded to; nothing if it was not to be."""
+
+    if config.hub is None:
+        return {}
+    title = f"{version.name}, version {version.version}"
+    where = upload(release.bundle, card, config.hub, private=config.hub_private, message=title)
+    registry.note_upload(version, where.reference, release.run_id, uri=uri)
+    say(f"publish: {where.url}")
+    return {"hub": where.reference, "hub_url": where.url}
 
 
 def _check_task(config: PublishConfig, evaluation: Manifest, folder: Path) -> None:
@@ -193,38 +220,38 @@ def _compared(
     evaluation: Manifest,
     predictor: "Predictor",
     rows: list[dict[str, Any]],
-    current: "Version | None",
     uri: str,
-) -> tuple[Verdict | None, str]:
-    """Whether the bundle is not worse than the `current` champion, on the evaluation's rows that
+) -> registry.Comparison:
+    """Whether the bundle is not worse than the current champion, on the evaluation's rows that
     neither was trained on, or a clause that says why they are not compared; neither if there is no
     champion."""
-    from tracking.models.references import Registered
 
+    current = registry.champion(config.name, uri=uri)
+    compared = partial(registry.Comparison, champion=current)
     if current is None:
-        return None, ""
+        return compared()
     champion_folder = Registered(config.name, version=current.version).fetch(uri=uri)
     champion = predictor_of(champion_folder, config.threads_per_worker)
     task = predictor.task
     if not task.is_comparable(champion.task):
-        return None, (
-            f"it is for {_described(champion.task)}, this bundle for {_described(task)}, so they "
-            "are not compared"
+        return compared(
+            not_compared=f"it is for {_described(champion.task)}, this bundle for "
+            f"{_described(task)}, so they are not compared"
         )
     old_seen, new_seen = (model.bundle.has_seen(task, rows) for model in (champion, predictor))
     unseen = [row for row, seen in zip(rows, old_seen | new_seen, strict=True) if not seen]
     if 2 * len(unseen) < len(rows):
         who = "it" if old_seen.sum() >= new_seen.sum() else "this bundle"
-        return None, (
-            f"{who} was trained on {max(old_seen.sum(), new_seen.sum()):,} of the evaluation's "
-            f"{len(rows):,} rows, which favour it"
+        return compared(
+            not_compared=f"{who} was trained on {max(old_seen.sum(), new_seen.sum()):,} of the "
+            f"evaluation's {len(rows):,} rows, which favour it"
         )
     metric = str(evaluation.counts["primary_metric"])
     new = task.compare(unseen, [json.loads(row[ANSWER]) for row in unseen])
     if metric not in task.metrics(new):
-        return None, f"the rows that neither was trained on have no {metric}"
+        return compared(not_compared=f"the rows that neither was trained on have no {metric}")
     old = task.compare(unseen, predict_rows(champion_folder, unseen, config).answers)
-    return not_worse(metric, task.metrics, new, old), ""
+    return compared(verdict=not_worse(metric, task.metrics, new, old))
 
 
 def _described(task: "Task") -> str:

@@ -19,7 +19,7 @@ from bert_core.tasks.text_classification import TextClassification
 from pipelines.configure import ALL, parser_for
 from tests import tiny
 from tests.test_readme import PROLOGUE
-from tracking.models.registry import champion, publish
+from tracking.models.registry import Release, champion, publish
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(bash|python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -94,7 +94,11 @@ def test_operations_from_rolling_back_to_restoring_run_as_they_stand(tmp_path: P
     task = TextClassification(["ham", "spam"])
     for seed in range(2):
         bundle = tiny.bundle(tmp_path / f"{seed}", tokenizer, task=task, seed=seed)
-        publish(bundle, name="docstrings", uri=store, metrics={}, input_example=["abc"], force=True)
+        publish(
+            Release(bundle=bundle, name="docstrings", metrics={}, input_example=["abc"]),
+            uri=store,
+            force=True,
+        )
     before = champion("docstrings", uri=store)
     assert before is not None
     assert before.version == "2"
@@ -126,24 +130,26 @@ def run(blocks: list[tuple[str, str]], folder: Path) -> str:
 @pytest.mark.guard
 def test_examples_that_are_withdrawn_as_operations_says_are_gone(tmp_path: Path) -> None:
     about: dict[str, Any] = {
-        "name": "docstrings", "uri": f"sqlite:///{tmp_path}/runs/mlflow.db", "metrics": {},
-        "input_example": ["abc"],
+        "name": "docstrings", "metrics": {}, "input_example": ["abc"],
     }  # fmt: skip
+    uri = f"sqlite:///{tmp_path}/runs/mlflow.db"
     tokenizer = tiny.tokenizer(tiny.pieces(tiny.ALPHABET))
     task = TextClassification(["ham", "spam"])
     for seed in range(2):
         row = f"row {seed}"
         folder = tmp_path / f"{seed}"
         bundle = tiny.bundle(folder, tokenizer, task=task, seed=seed, examples=[row])
-        publish(bundle, force=True, **about)
+        publish(Release(bundle=bundle, **about), uri=uri, force=True)
     record = read_json(bundle / RECORD)
     del record["examples"]
     write_json(str(bundle / RECORD), record)
-    assert not publish(bundle, **about).is_new, "its digest is that of version 2"
+    assert not publish(Release(bundle=bundle, **about), uri=uri).is_new, (
+        "its digest is that of version 2"
+    )
     assert stored_examples(tmp_path / "runs") == ["row 0", "row 1"]
     run(fences(OPERATIONS, "bash", "python", section="Withdraw examples"), tmp_path)
     assert stored_examples(tmp_path / "runs") == ["row 0"]
-    again = publish(bundle, **about)
+    again = publish(Release(bundle=bundle, **about), uri=uri)
     assert (again.version.version, again.is_new, again.is_champion) == ("3", True, True)
     assert stored_examples(tmp_path / "runs") == ["row 0"]
 

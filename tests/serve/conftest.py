@@ -156,7 +156,7 @@ def separate(
     """For tests that leave its processes as they were."""
     from bert_core.bundle.format import load_bundle
     from tests import tiny
-    from tracking.models.registry import publish
+    from tracking.models.registry import Release, publish
     from tracking.store.server import connect
 
     folder = tmp_path_factory.mktemp("separate")
@@ -170,7 +170,7 @@ def separate(
         )
         for bundle in versions[name].values():
             example = list(loaded.task.examples)
-            publish(bundle, name=name, uri=uri, metrics={}, input_example=example)
+            publish(Release(bundle=bundle, name=name, metrics={}, input_example=example), uri=uri)
         connect(uri).set_registered_model_alias(name, "champion", "1")
     models = [
         f"{name}={f'models:/{name}@champion' if name in FOLLOWING else bundle}"
@@ -197,7 +197,7 @@ def mortal_server(
     is a small one, where this process may mount one."""
     from tests.mlflow_server import Server as Registry
     from tests.serve import faults
-    from tracking.models.registry import publish
+    from tracking.models.registry import Release, publish
     from tracking.store.ports import free_ports
 
     cache = tmp_path_factory.mktemp("cache")
@@ -215,7 +215,8 @@ def mortal_server(
         registry.start()
         for version in versions.values():
             publish(
-                version, name=faults.DOCS, uri=registry.uri, metrics={}, input_example=faults.SHORT
+                Release(bundle=version, name=faults.DOCS, metrics={}, input_example=faults.SHORT),
+                uri=registry.uri,
             )
         mortal.start()
         yield mortal

@@ -200,11 +200,14 @@ def assert_requests_are_refused(cluster: Cluster, name: str) -> None:
 @pytest.fixture(scope="module")
 def scaled(cluster: Cluster, bundle: Path, another: Path) -> Cluster:
     """With `docs`, two replicas that have a candidate, and `busy`, one that may become two."""
-    from tracking.models.registry import publish
+    from tracking.models.registry import Release, publish
     from tracking.store.server import connect
 
     for folder in (bundle, another):
-        publish(folder, name="docs", uri=cluster.tracking_uri, metrics={}, input_example=TEXTS)
+        publish(
+            Release(bundle=folder, name="docs", metrics={}, input_example=TEXTS),
+            uri=cluster.tracking_uri,
+        )
     client = connect(cluster.tracking_uri)
     client.set_registered_model_alias("docs", "champion", "1")
     client.set_registered_model_alias("docs", "challenger", "2")

@@ -51,7 +51,7 @@ def registry(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     from bert_core.tasks.text_classification import TextClassification
     from bert_core.tasks.token_classification import TokenClassification
     from tests import tiny
-    from tracking.models.registry import publish
+    from tracking.models.registry import Release, publish
 
     uri = f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db"
     loaded = load_bundle(bundle)
@@ -60,7 +60,7 @@ def registry(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     for seed, task in enumerate([*tasks, TokenClassification(["B-place", "I-place", "O"])]):
         folder = tmp_path_factory.mktemp("version") / "bundle"
         tiny.bundle(folder, loaded.tokenizer, loaded.encoder_config, task=task, seed=seed)
-        publish(folder, name=NAME, uri=uri, metrics={}, input_example=TEXTS)
+        publish(Release(bundle=folder, name=NAME, metrics={}, input_example=TEXTS), uri=uri)
     return uri
 
 

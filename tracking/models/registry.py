@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from types import NoneType
@@ -26,6 +26,7 @@ from tracking.store.server import as_default, experiment_id, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.models import ModelSignature
     from mlflow.types import Schema
@@ -76,6 +77,40 @@ class Version:
     """Digest of its bundle; empty if it was not registered by raybert."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A bundle as it is to be registered."""
+
+    bundle: Path
+    """A local folder with a fine-tuned bundle."""
+    name: str
+    """Of the registered model."""
+    metrics: Mapping[str, float | int]
+    """Shown with the version, and with the model of the run."""
+    input_example: Sequence[Any]
+    """A few inputs as callers send them, which the bundle must answer before it is registered; all
+    texts, or all objects. Inputs that are too long are cut."""
+    experiment: str = "raybert"
+    run_id: str | None = None
+    """The MLflow run that publishes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How a bundle compares with the champion."""
+
+    champion: Version | None = None
+    """The champion of the comparison; if another version has become the champion since, that one
+    stays."""
+    verdict: Verdict | None = None
+    """Of the bundle and the champion, on rows that selected neither."""
+    not_compared: str = ""
+    """A clause that says why there is no verdict."""
+
+
+NOT_COMPARED = Comparison()
+
+
 @dataclass(frozen=True)
 class Publication:
     """What `publish` did."""
@@ -105,17 +140,10 @@ def champion(name: str, *, uri: str) -> Version | None:
 
 
 def publish(
-    bundle: str | Path,
+    release: Release,
+    comparison: Comparison = NOT_COMPARED,
     *,
-    name: str,
     uri: str,
-    metrics: Mapping[str, float | int],
-    input_example: Sequence[Any],
-    experiment: str = "raybert",
-    run_id: str | None = None,
-    compared_with: Version | None = None,
-    verdict: Verdict | None = None,
-    not_compared: str = "",
     force: bool = False,
 ) -> Publication:
     """Register a bundle, and make it the champion if it is not worse than the current one.
@@ -123,47 +151,26 @@ def publish(
     A bundle that is already registered gets no second version; the alias may move to it.
 
     Args:
-        bundle: a local folder with a fine-tuned bundle.
-        metrics: shown with the version, and with the model of the run.
-        input_example: a few inputs as callers send them, which the bundle must answer before it is
-            registered; all texts, or all objects. Inputs that are too long are cut.
-        run_id: the MLflow run that publishes.
-        compared_with: the champion of the comparison; if another version has become the champion
-            since, that one stays.
-        verdict: comparison of this bundle with it, on rows that selected neither.
-        not_compared: a clause that says why there is no verdict.
         force: move the alias regardless of the scores.
     Raises: ConfigError for an invalid name; FormatError if the bundle is damaged or has no
         task; ResourceError if MLflow does not answer, or its artifact store takes nothing.
     """
-    check_name(name)
-    bundle = Path(bundle).absolute()
-    with as_default(uri) as client:
-        # Imported late because it imports torch.
-        from bert_core.inference.predictor import Predictor
+    # Imported late because it imports torch.
+    from bert_core.inference.predictor import Predictor
 
-        predictor = Predictor(bundle, device="cpu")
-        version = _find_version(client, name, predictor.bundle.digest)
+    check_name(release.name)
+    release = replace(release, bundle=Path(release.bundle).absolute())
+    with as_default(uri) as client:
+        predictor = Predictor(release.bundle, device="cpu")
+        version = _find_version(client, release.name, predictor.bundle.digest)
         is_new = version is None
         if version is None:
-            experiment = experiment_id(client, uri, experiment)
-            model_id = _log_model(
-                client, experiment, run_id, bundle, predictor, name, metrics, input_example
-            )
-            tags = {
-                DIGEST_TAG: predictor.bundle.digest,
-                PATH_TAG: f"artifacts/{_stored_name(bundle)}",
-                TASK_TAG: predictor.task.name,
-                **{f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in metrics.items()},
-            }
-            version = _register(client, name, model_id, run_id, tags)
+            version = _register(client, uri, release, predictor)
         # Only now: storing a bundle takes a while, and another process may publish meanwhile.
-        before = _champion(client, name)
-        is_champion, why = _decide(
-            version, before, compared_with, verdict, not_compared, force=force
-        )
+        before = _champion(client, release.name)
+        is_champion, why = _decide(version, before, comparison, force=force)
         if is_champion and before != version:
-            client.set_registered_model_alias(name, CHAMPION, version.version)
+            client.set_registered_model_alias(release.name, CHAMPION, version.version)
     return Publication(version, is_new, is_champion, why)
 
 
@@ -191,7 +198,7 @@ def promote(
         new, before = _version(known[version]), _aliased(client, name, alias)
         moves, why = True, f"{alias} is version {version}"
         if alias == CHAMPION:
-            moves, why = _decide(new, before, None, None, "", force=force)
+            moves, why = _decide(new, before, NOT_COMPARED, force=force)
         if not moves:
             raise ConfigError(why)
         if before != new:
@@ -241,19 +248,14 @@ def note_upload(version: Version, reference: str, run_id: str | None, *, uri: st
 
 
 def _decide(
-    new: Version,
-    before: Version | None,
-    compared_with: Version | None,
-    verdict: Verdict | None,
-    not_compared: str,
-    *,
-    force: bool,
+    new: Version, before: Version | None, comparison: Comparison, *, force: bool
 ) -> tuple[bool, str]:
     """Whether the alias should point to `new`, and why."""
     if before is None:
         return True, f"version {new.version} is the champion: there was none before"
     if before == new:
         return True, f"version {new.version} is already the champion"
+    verdict, compared_with = comparison.verdict, comparison.champion
     compared = "" if verdict is None else f", the difference is {verdict}"
     if force:
         return True, f"version {new.version} is the champion by force{compared}"
@@ -263,10 +265,10 @@ def _decide(
             f"{new.version} was compared with version {compared_with.version}; publish again, with "
             "another output, to compare them"
         )
-    if not_compared:
+    if comparison.not_compared:
         return False, (
-            f"version {before.version} stays the champion: {not_compared}; --force makes version "
-            f"{new.version} the champion anyway"
+            f"version {before.version} stays the champion: {comparison.not_compared}; --force "
+            f"makes version {new.version} the champion anyway"
         )
     if verdict is None:
         return False, (
@@ -311,51 +313,48 @@ def _find_version(client: "MlflowClient", name: str, digest: str) -> Version | N
     return _version(versions[0]) if versions else None
 
 
-def _log_model(
-    client: "MlflowClient",
-    experiment: str,
-    run_id: str | None,
-    bundle: Path,
-    predictor: "Predictor",
-    name: str,
-    metrics: Mapping[str, float | int],
-    input_example: Sequence[Any],
-) -> str:
+def _register(
+    client: "MlflowClient", uri: str, release: Release, predictor: "Predictor"
+) -> Version:
+    """Store the bundle, and make a version of it."""
+    from mlflow.exceptions import MlflowException
+
+    model_id = _log_model(client, uri, release, predictor)
+    tags = {
+        DIGEST_TAG: predictor.bundle.digest,
+        PATH_TAG: f"artifacts/{_stored_name(release.bundle)}",
+        TASK_TAG: predictor.task.name,
+        **{f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in release.metrics.items()},
+    }
+    try:
+        client.create_registered_model(release.name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    entity = client.create_model_version(
+        release.name, f"models:/{model_id}", release.run_id, tags, model_id=model_id
+    )
+    return _version(entity)
+
+
+def _log_model(client: "MlflowClient", uri: str, release: Release, predictor: "Predictor") -> str:
     """Store the bundle as an MLflow model with signature, example and metrics. Returns its id."""
-    import mlflow
     from mlflow.entities import LoggedModelOutput, Metric
     from mlflow.exceptions import MlflowException
-    from mlflow.models import Model
 
-    signature = _signature(predictor, input_example)
+    run_id = release.run_id
+    experiment = experiment_id(client, uri, release.experiment)
+    signature = _signature(predictor, release.input_example)
     logged = client.create_logged_model(
-        experiment, name, source_run_id=run_id, model_type=predictor.task.name
+        experiment, release.name, source_run_id=run_id, model_type=predictor.task.name
     )
     try:
-        with tempfile.TemporaryDirectory() as scratch:
-            model = Path(scratch) / "model"
-            mlflow.pyfunc.save_model(
-                model,
-                mlflow_model=Model(run_id=run_id, model_id=logged.model_id),
-                python_model=str(MODEL_CODE),
-                artifacts={"bundle": str(_storable(bundle, Path(scratch)))},
-                signature=signature,
-                input_example=list(input_example),
-                pip_requirements=_requirements(predictor),
-            )
-            try:
-                client.log_model_artifacts(logged.model_id, str(model))
-            except Exception as error:  # every artifact store has its own classes
-                raise ResourceError(
-                    f"wanted MLflow to store {bundle} in {logged.artifact_location}, it does not "
-                    f"({error_in_one_line(error)}): see what `raybert doctor` says of the artifact "
-                    "store, then run the same command again"
-                ) from error
+        _store(client, logged, release, predictor, signature)
         if run_id is not None:
             now_ms = time.time_ns() // 1_000_000
             values = [
                 Metric(key, value, now_ms, 0, model_id=logged.model_id)
-                for key, value in metrics.items()
+                for key, value in release.metrics.items()
             ]
             client.log_batch(run_id, metrics=values)
             client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
@@ -365,6 +364,37 @@ def _log_model(
         raise
     client.finalize_logged_model(logged.model_id, "READY")
     return logged.model_id
+
+
+def _store(
+    client: "MlflowClient",
+    logged: "LoggedModel",
+    release: Release,
+    predictor: "Predictor",
+    signature: "ModelSignature",
+) -> None:
+    import mlflow
+    from mlflow.models import Model
+
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "model"
+        mlflow.pyfunc.save_model(
+            model,
+            mlflow_model=Model(run_id=release.run_id, model_id=logged.model_id),
+            python_model=str(MODEL_CODE),
+            artifacts={"bundle": str(_storable(release.bundle, Path(scratch)))},
+            signature=signature,
+            input_example=list(release.input_example),
+            pip_requirements=_requirements(predictor),
+        )
+        try:
+            client.log_model_artifacts(logged.model_id, str(model))
+        except Exception as error:  # every artifact store has its own classes
+            raise ResourceError(
+                f"wanted MLflow to store {release.bundle} in {logged.artifact_location}, it does "
+                f"not ({error_in_one_line(error)}): see what `raybert doctor` says of the "
+                "artifact store, then run the same command again"
+            ) from error
 
 
 def _stored_name(bundle: Path) -> str:
@@ -385,20 +415,6 @@ def _storable(bundle: Path, scratch: Path) -> Path:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(bundle / name, copy / name)
     return copy
-
-
-def _register(
-    client: "MlflowClient", name: str, model_id: str, run_id: str | None, tags: dict[str, str]
-) -> Version:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.create_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-    source = f"models:/{model_id}"
-    return _version(client.create_model_version(name, source, run_id, tags, model_id=model_id))
 
 
 def _signature(predictor: "Predictor", input_example: Sequence[Any]) -> "ModelSignature":

@@ -28,7 +28,7 @@ from tests import tiny
 from tests.pages import assert_within_reach
 from tests.serve import live
 from tracking.models.references import Reference
-from tracking.models.registry import publish
+from tracking.models.registry import Release, publish
 from tracking.store.server import connect
 
 CLASSES = "text-classification"
@@ -316,7 +316,7 @@ def versions(
         folder / "second", loaded.tokenizer, loaded.encoder_config, task=loaded.task, seed=8
     )
     for version in (first, second):
-        publish(version, name="docs", uri=uri, metrics={}, input_example=TEXTS)
+        publish(Release(bundle=version, name="docs", metrics={}, input_example=TEXTS), uri=uri)
     connect(uri).set_registered_model_alias("docs", "champion", "2")
     served = {
         name: HostedModel(

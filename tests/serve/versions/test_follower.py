@@ -22,7 +22,7 @@ from serve.versions.slot import Slot
 from tests import tiny
 from tests.serve import live
 from tracking.models.references import Reference, Registered
-from tracking.models.registry import publish
+from tracking.models.registry import Release, publish
 from tracking.store.server import connect
 
 TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
@@ -44,7 +44,7 @@ def versions(bundle: Path, registry: str, tmp_path_factory: pytest.TempPathFacto
         folder = tmp_path_factory.mktemp("version") / "bundle"
         task = TextClassification(["json", "numpy", "socket"])
         tiny.bundle(folder, loaded.tokenizer, loaded.encoder_config, task=task, seed=seed)
-        publish(folder, name=NAME, uri=registry, metrics={}, input_example=TEXTS)
+        publish(Release(bundle=folder, name=NAME, metrics={}, input_example=TEXTS), uri=registry)
         folders.append(folder)
     return folders
 
@@ -142,7 +142,7 @@ def test_a_version_that_cannot_answer_leaves_the_old_one_and_is_told(
     other = tmp_path / "other"
     task = TextClassification(["a", "b"])
     tiny.bundle(other, loaded.tokenizer, loaded.encoder_config, task=task, seed=9)
-    publish(other, name=NAME, uri=registry, metrics={}, input_example=TEXTS)
+    publish(Release(bundle=other, name=NAME, metrics={}, input_example=TEXTS), uri=registry)
     broken = "3"
     stored = connect(registry).get_model_version_download_uri(NAME, broken)
     [weights] = Path(stored.removeprefix("file://")).rglob(WEIGHTS)

@@ -45,7 +45,7 @@ from tests import tiny
 from tests.serve import live
 from tracking.models.attempts import attempt
 from tracking.models.references import Folder, Registered
-from tracking.models.registry import publish
+from tracking.models.registry import Release, publish
 from tracking.store.server import connect
 
 TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
@@ -76,7 +76,7 @@ def folders(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
 def registry(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
     uri = f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db"
     for folder in folders:
-        publish(folder, name=NAME, uri=uri, metrics={}, input_example=TEXTS)
+        publish(Release(bundle=folder, name=NAME, metrics={}, input_example=TEXTS), uri=uri)
     return uri
 
 
@@ -252,7 +252,7 @@ def test_a_version_with_other_labels_is_served_only_where_that_is_allowed(
     for labels in (LABELS, OTHERS[other]):
         folder, task = tmp_path / str(len(labels)), TextClassification(labels)
         tiny.bundle(folder, loaded.tokenizer, loaded.encoder_config, task=task, seed=9)
-        publish(folder, name=name, uri=registry, metrics={}, input_example=TEXTS)
+        publish(Release(bundle=folder, name=name, metrics={}, input_example=TEXTS), uri=registry)
     client, reference = connect(registry), f"models:/{name}@champion"
     client.set_registered_model_alias(name, "champion", "1")
     config = ServeConfig(models=[f"{NAME}={reference}"], tracking_uri=registry, follow_s=0.1)
@@ -456,7 +456,9 @@ def test_a_version_of_the_same_number_of_another_model_is_not_taken_for_it(
 ) -> None:
     client = connect(registry)
     client.set_registered_model_alias(NAME, "champion", "1")
-    publish(folders[1], name="another", uri=registry, metrics={}, input_example=TEXTS)
+    publish(
+        Release(bundle=folders[1], name="another", metrics={}, input_example=TEXTS), uri=registry
+    )
     client.set_registered_model_alias("another", "champion", "1")
     source = Source(reference=REFERENCE, tracking_uri=registry)
     with live.hosted(Plan(name=NAME, source=source, follow_s=0.2)) as (model, url):

@@ -7,7 +7,7 @@ import pytest
 from bert_core.errors import InputError
 from bert_core.inference.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassificationParameters
-from tracking.models.registry import publish
+from tracking.models.registry import Release, publish
 from tracking.store.server import as_default, connect
 
 NAME = "served-by-pyfunc"
@@ -18,13 +18,7 @@ TEXTS = ["abc", "fed cab", "a", "bad " * 8]
 def model(store: str, bundles: list[Path]) -> Any:
     import mlflow
 
-    publish(
-        bundles[0],
-        name=NAME,
-        uri=store,
-        metrics={},
-        input_example=TEXTS[:2],
-    )
+    publish(Release(bundle=bundles[0], name=NAME, metrics={}, input_example=TEXTS[:2]), uri=store)
     with as_default(store):
         return mlflow.pyfunc.load_model(f"models:/{NAME}@champion")
 

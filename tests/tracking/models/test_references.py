@@ -14,7 +14,7 @@ from tracking.cache import local_cache
 from tracking.models.downloads import cached, download, fetch_remote, release
 from tracking.models.hub import HubModel, on_this_machine
 from tracking.models.references import Folder, OnHub, Reference, Registered, Remote
-from tracking.models.registry import publish
+from tracking.models.registry import Release, publish
 from tracking.store.server import connect
 
 if TYPE_CHECKING:
@@ -32,11 +32,8 @@ def registry(store: str, bundles: list[Path]) -> str:
     """URI of a registry with two versions, the second the champion."""
     for bundle in bundles[:2]:
         publish(
-            bundle,
-            name=NAME,
+            Release(bundle=bundle, name=NAME, metrics={"accuracy": 0.5}, input_example=["abc"]),
             uri=store,
-            metrics={"accuracy": 0.5},
-            input_example=["abc"],
             force=True,
         )
     return store
@@ -156,12 +153,14 @@ def test_a_registered_bundle_is_found_whatever_its_folder_was_called(
     shutil.copytree(bundles[0], tmp_path / folder)
     name = f"folder {folder}".replace("%", " ")
     publish(
-        tmp_path / folder,
-        name=name,
+        Release(
+            bundle=tmp_path / folder,
+            name=name,
+            metrics={},
+            input_example=["abc"],
+            experiment="resolve",
+        ),
         uri=store,
-        metrics={},
-        input_example=["abc"],
-        experiment="resolve",
     )
     found = bundle_at(f"models:/{name}@champion", uri=store)
     assert bundle_digest(found) == bundle_digest(bundles[0])
@@ -217,7 +216,9 @@ def test_a_bundle_that_was_changed_is_refused(tmp_path: Path, bundles: list[Path
 
 
 def test_a_registered_bundle_that_was_exchanged_is_refused(store: str, bundles: list[Path]) -> None:
-    publish(bundles[2], name="exchanged", uri=store, metrics={}, input_example=["abc"])
+    publish(
+        Release(bundle=bundles[2], name="exchanged", metrics={}, input_example=["abc"]), uri=store
+    )
     folder = bundle_at("models:/exchanged@champion", uri=store)
     shutil.rmtree(folder)
     shutil.copytree(bundles[0], folder)
@@ -273,7 +274,9 @@ def test_a_bundle_of_a_server_is_fetched_once_and_again_if_the_copy_is_cut(
     tmp_path: Path, server: "Server", bundles: list[Path]
 ) -> None:
     server.start()
-    publish(bundles[0], name=NAME, uri=server.uri, metrics={}, input_example=["abc"])
+    publish(
+        Release(bundle=bundles[0], name=NAME, metrics={}, input_example=["abc"]), uri=server.uri
+    )
     kept = bundle_at(f"models:/{NAME}@champion", uri=server.uri, cache=Cache(tmp_path))
     assert kept == tmp_path / BUNDLES / bundle_digest(bundles[0])
     assert bundle_digest(kept) == kept.name

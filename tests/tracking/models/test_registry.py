@@ -13,7 +13,15 @@ from bert_core.metrics.bootstrap import Verdict, not_worse
 from pipelines.cli import main
 from tracking.models.model_card import without_front_matter
 from tracking.models.references import Reference
-from tracking.models.registry import Publication, champion, describe, promote, publish
+from tracking.models.registry import (
+    Comparison,
+    Publication,
+    Release,
+    champion,
+    describe,
+    promote,
+    publish,
+)
 from tracking.runs.recorder import RunRecorder
 from tracking.store.server import connect
 
@@ -26,16 +34,24 @@ def name() -> str:
     return f"model-{next(_numbers)}"
 
 
-def publish_at(store: str, name: str, bundle: Path, **options: Any) -> Publication:
-    return publish(
-        bundle,
+def publish_at(
+    store: str,
+    name: str,
+    bundle: Path,
+    *,
+    run_id: str | None = None,
+    force: bool = False,
+    **compared: Any,
+) -> Publication:
+    release = Release(
+        bundle=bundle,
         name=name,
-        uri=store,
         metrics={"accuracy": 0.75},
         input_example=["abc", "def"],
         experiment="registry",
-        **options,
+        run_id=run_id,
     )
+    return publish(release, Comparison(**compared), uri=store, force=force)
 
 
 def verdict_of(new: list[float], old: list[float]) -> Verdict:
@@ -81,9 +97,7 @@ def test_a_comparison_says_nothing_about_a_champion_that_came_after_it(
     first = publish_at(store, name, bundles[0])
     compared = champion(name, uri=store)
     meanwhile = publish_at(store, name, bundles[1], force=True)
-    late = publish_at(
-        store, name, bundles[2], compared_with=compared, verdict=verdict_of(RIGHT, WRONG)
-    )
+    late = publish_at(store, name, bundles[2], champion=compared, verdict=verdict_of(RIGHT, WRONG))
     assert compared == first.version
     assert not late.is_champion
     assert late.why == (
