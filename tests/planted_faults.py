@@ -74,8 +74,8 @@ FAULTS = (
         "order",
         "The rows of a window are in the same order in every epoch.",
         "bert_core/data/order.py",
-        "np.random.default_rng([self.seed, epoch, window + 1])",
-        "np.random.default_rng([self.seed, window + 1])",
+        "np.random.default_rng([seed, epoch, window + 1])",
+        "np.random.default_rng([seed, window + 1])",
         "tests/bert_core/data/test_order.py::test_seeds_and_epochs_have_orders_of_their_own",
     ),
     _fault(
