@@ -17,6 +17,8 @@ from serve.request.errors import NotReadyError, RequestError, UnknownModelError
 from serve.request.limits import Limits
 from serve.surfaces import openai
 from serve.surfaces.openapi import refusals, remember
+from serve.surfaces.rerank import RANKING
+from serve.surfaces.vectors import VECTORS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +41,27 @@ class ModelEntry:
     """None if the model does not answer."""
 
 
+CohereEndpoint = Literal["embed", "rerank"]
+COHERE_ENDPOINTS: Mapping[str, CohereEndpoint] = {VECTORS: "embed", RANKING: "rerank"}
+"""Task → what Cohere calls it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohereEntry:
+    """A model in Cohere's list of models."""
+
+    name: str
+    endpoints: list[CohereEndpoint]
+    """What Cohere's client can ask of it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The body of `/v1/models`."""
+    """The body of `/v1/models`, where OpenAI's clients and Cohere's ask."""
 
     object: str = "list"
     data: list[ModelEntry]
+    models: list[CohereEntry]
 
 
 remember(Listing)
@@ -52,7 +69,14 @@ remember(Listing)
 
 async def list_models(models: Mapping[str, ServedModel]) -> Listing:
     """The list of models; one that does not answer is listed as down."""
-    return Listing(data=await asyncio.gather(*(_entry(*item) for item in models.items())))
+    data = await asyncio.gather(*(_entry(*item) for item in models.items()))
+    return Listing(data=data, models=[_in_coheres_way(entry) for entry in data])
+
+
+def _in_coheres_way(entry: ModelEntry) -> CohereEntry:
+    tasks = () if entry.card is None else (entry.card.task, *entry.card.also)
+    endpoints = [COHERE_ENDPOINTS[task] for task in tasks if task in COHERE_ENDPOINTS]
+    return CohereEntry(name=entry.id, endpoints=endpoints)
 
 
 async def _entry(name: str, model: ServedModel) -> ModelEntry:

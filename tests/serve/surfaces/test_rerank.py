@@ -99,6 +99,17 @@ def test_coheres_first_client_gets_a_list_of_vectors(
     np.testing.assert_allclose(answer.embeddings, wanted, atol=1e-6)
 
 
+def test_coheres_client_lists_models_with_what_they_do(front: str, http: httpx.Client) -> None:
+    """cohere 7.3, ListModelsResponse: a name and endpoints each."""
+    import cohere
+
+    listed = cohere.ClientV2("none", base_url=front, httpx_client=http).models.list().models
+    endpoints = {each.name: each.endpoints for each in listed or []}
+    assert endpoints["feature-extraction"] == ["embed"]
+    assert endpoints["text-ranking"] == ["rerank"]
+    assert endpoints["text-classification"] == []
+
+
 def test_documents_with_fields_are_sent_back_whole(front: str, http: httpx.Client) -> None:
     import cohere
 
