@@ -31,7 +31,7 @@ from pipelines.corpus.labelled import (
 from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.outputs import local_outputs
 from pipelines.runtime.progress import BROKEN, CUT, SEEN, print_remarks, say
-from pipelines.runtime.result import SPREAD, Counts, Result
+from pipelines.runtime.result import SPREAD, Counts, Result, spread
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, StageConfig
 from pipelines.training.selection import metric_in_full
@@ -77,7 +77,7 @@ class EvaluateCounts(Counts):
     metrics: Mapping[str, float] = field(metadata=SPREAD)
     intervals: Mapping[str, tuple[float, float]]
     """95 % intervals by metric."""
-    baseline: Mapping[str, float]
+    baseline: Mapping[str, float] = field(metadata=spread("baseline_{}"))
     """Metrics of the best answer that ignores the input, as far as the task has them."""
     remarks: Mapping[str, float | str] = field(metadata=SPREAD)
     """About the rows, and how far probabilities are to be believed."""
@@ -85,12 +85,11 @@ class EvaluateCounts(Counts):
 
     def entries(self) -> dict[str, Any]:
         counts = super().entries()
-        intervals, baseline = counts.pop("intervals"), counts.pop("baseline")
+        intervals = counts.pop("intervals")
         return {
             **counts,
             **{f"{name}_low": low for name, (low, _) in intervals.items()},
             **{f"{name}_high": high for name, (_, high) in intervals.items()},
-            **{f"baseline_{name}": value for name, value in baseline.items()},
         }
 
     def interval(self, name: str) -> str:

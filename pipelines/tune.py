@@ -22,7 +22,7 @@ from pipelines.corpus.labelled import LabelledConfig, labelled_files
 from pipelines.finetune import FinetuneConfig
 from pipelines.runtime import cluster
 from pipelines.runtime.description import MODEL_PAGE, TRIAL_FOLDERS, published_page
-from pipelines.runtime.result import SPREAD, Counts, Result
+from pipelines.runtime.result import SPREAD, Counts, Result, spread
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import REMARK, StageConfig, with_absolute_paths
 from pipelines.training.config import LabelledTrainingConfig
@@ -120,7 +120,7 @@ class TuneCounts(Counts):
     metric: str
     score: float
     """Of the best, on the selection rows."""
-    held_out: Mapping[str, Any] = field(metadata=SPREAD)
+    held_out: Mapping[str, Any] = field(metadata=spread("held_out_{}"))
     """What the best has on held-out rows, if there are any."""
     version: str | None = None
     """In the registry, as what follows; None if the best was not registered."""
@@ -315,7 +315,7 @@ def _measured(config: TuneConfig, parent: str | None, counts: TuneCounts) -> Tun
     scored = evaluate.run(
         evaluate.EvaluateConfig(**shared | {"output": evaluation, "held_out": config.held_out})
     ).counts
-    held_out = {f"held_out_{name}": value for name, value in scored.items() if name != "seconds"}
+    held_out = {name: value for name, value in scored.items() if name != "seconds"}
     counts = replace(counts, held_out=held_out)
     if config.name is None:
         return counts

@@ -33,7 +33,7 @@ from pipelines.corpus.readers.parquet import read_row_groups
 from pipelines.corpus.sources import Corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import CUT, meter, print_remarks, say
-from pipelines.runtime.result import SPREAD, Counts, Result
+from pipelines.runtime.result import SPREAD, Counts, Result, spread
 from pipelines.runtime.stage_config import INPUT, StageConfig
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ class PartsCounts(Counts):
 
     rows: int
     rejected: int
-    reasons: Mapping[str, int] = field(metadata=SPREAD)
+    reasons: Mapping[str, int] = field(metadata=spread(f"{REJECTED}_{{}}"))
     """Rows that were put aside, by the reason."""
     remarks: Mapping[str, int] = field(metadata=SPREAD)
     parts: int
@@ -294,7 +294,7 @@ def make_parts(
         counts=kind(
             rows=rows,
             rejected=rejected,
-            reasons={f"{REJECTED}_{reason}": count for reason, count in reasons.items()},
+            reasons=reasons,
             remarks=counts,
             parts=len(parts),
             tokens_per_s=tokens / seconds,

@@ -12,8 +12,15 @@ from typing import Any, Generic, TypeVar
 
 from bert_core.manifest import Headline, Output
 
-SPREAD = {"spread": True}
-"""Metadata of a field of `Counts` that holds further counts by their names."""
+
+def spread(pattern: str) -> dict[str, str]:
+    """Metadata of a field of `Counts` that holds further counts: by their names, which are put into
+    the braces of `pattern`."""
+    return {"spread": pattern}
+
+
+SPREAD = spread("{}")
+"""The same by the names as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +33,8 @@ class Counts(ABC):
         found: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.metadata == SPREAD:
-                found |= value
+            if (pattern := each.metadata.get("spread")) is not None:
+                found |= {pattern.format(name): count for name, count in value.items()}
             elif value is not None:
                 found[each.name] = value
         return found

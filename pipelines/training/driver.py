@@ -24,7 +24,7 @@ from pipelines.runtime import cluster
 from pipelines.runtime.capacity import require_room
 from pipelines.runtime.outputs import bundle_outputs, recipe
 from pipelines.runtime.progress import meter, say
-from pipelines.runtime.result import SPREAD, Counts, Result
+from pipelines.runtime.result import SPREAD, Counts, Result, spread
 from pipelines.runtime.stage_config import with_absolute_paths
 from pipelines.training.config import TrainingConfig
 from pipelines.training.records import (
@@ -221,17 +221,8 @@ class TrainingCounts(Counts):
 class BeforeAndAfter(TrainingCounts):
     """What a stage counted that measures the model on held-out rows before and after."""
 
-    before: Mapping[str, float]
-    after: Mapping[str, float]
-
-    def entries(self) -> dict[str, Any]:
-        counts = super().entries()
-        before, after = counts.pop("before"), counts.pop("after")
-        return {
-            **{names.before(name): value for name, value in before.items()},
-            **{names.after(name): value for name, value in after.items()},
-            **counts,
-        }
+    before: Mapping[str, float] = field(metadata=spread(names.before("{}")))
+    after: Mapping[str, float] = field(metadata=spread(names.after("{}")))
 
 
 T = TypeVar("T", bound=TrainingCounts)

@@ -15,7 +15,7 @@ from bert_core.data.splits import HELD_OUT, SELECTION, TRAIN
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from pipelines.runtime.progress import say
-from pipelines.runtime.result import SPREAD, Result
+from pipelines.runtime.result import SPREAD, Result, spread
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.driver import TrainingCounts, finished, fit, write_bundle
 from pipelines.training.labelled_sets import LabelledSet, remarks_of, shown_rows, trained_rows
@@ -69,23 +69,11 @@ class SeedsCounts(TrainingCounts):
     """What was measured of each."""
     primary_metric: str | None = None
     """None if the head was not trained."""
-    means: Mapping[str, float]
+    means: Mapping[str, float] = field(metadata=spread("{}_mean"))
     """Over the seeds; those of metrics on selection rows begin with `selection_`."""
-    deviations: Mapping[str, float]
-    baseline: Mapping[str, float]
+    deviations: Mapping[str, float] = field(metadata=spread("{}_std"))
+    baseline: Mapping[str, float] = field(metadata=spread("baseline_{}"))
     """Metrics of the best answer that ignores the input, as far as the task has them."""
-
-    def entries(self) -> dict[str, Any]:
-        counts = super().entries()
-        means, deviations, baseline = (
-            counts.pop(name) for name in ("means", "deviations", "baseline")
-        )
-        return {
-            **counts,
-            **{f"{name}_mean": value for name, value in means.items()},
-            **{f"{name}_std": value for name, value in deviations.items()},
-            **{f"baseline_{name}": value for name, value in baseline.items()},
-        }
 
     @property
     def steps_per_seed(self) -> int | None:

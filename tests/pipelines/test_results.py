@@ -224,3 +224,17 @@ PARTS: dict[str, Any] = {
 def test_a_line_and_a_sentence_say_what_came_out(counts: Counts, line: str, sentence: str) -> None:
     told = (counts.line, counts.sentence)
     assert [text.replace("\N{NO-BREAK SPACE}", " ") for text in told] == [line, sentence]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (SeedsCounts, "accuracy_mean accuracy_std baseline_accuracy"),
+        (PretrainCounts, "mlm_loss_before mlm_loss_after unigram_loss"),
+        (EvaluateCounts, "accuracy accuracy_low accuracy_high baseline_accuracy"),
+        (TuneCounts, "held_out_accuracy selection_accuracy"),
+        (PredictCounts, "rejected_accuracy"),
+    ],
+)
+def test_counts_keep_the_names_that_others_read(kind: type[Counts], names: str) -> None:
+    assert {*names.split()} <= example(kind, full=True).entries().keys()
