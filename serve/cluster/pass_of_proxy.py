@@ -68,6 +68,9 @@ class ThroughProxy:
         if hmac.compare_digest(given, self._wanted):
             headers = [pair for pair in scope["headers"] if pair[0] != name]
             scope = {**scope, "headers": headers}
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})  # 403, as none is accepted
+            return
         elif scope["path"] not in _OPEN:
             await _refuse(send)
             return

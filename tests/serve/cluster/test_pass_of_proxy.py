@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from serve.cluster.haproxy_launcher import rewritten
 from serve.cluster.pass_of_proxy import HEADER, REQUIRED, ThroughProxy, pass_of_proxy
@@ -49,6 +49,21 @@ def test_what_came_past_it_is_refused_but_for_its_own_health_checks(
     assert (response.status_code, response.json()["error_type"]) == (421, "misdirected")
     assert response.headers["Connection"] == "close"
     assert asked("/-/healthz", headers).status_code == 200
+
+
+def test_a_websocket_past_it_is_closed_before_it_is_accepted() -> None:
+    """ASGI, websocket 2.4: closed before it is accepted, it is answered by 403."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/v1/models/docs", "headers": []}
+    asyncio.run(ThroughProxy(names_of_headers, "abc")(scope, receive, send))
+    assert sent == [{"type": "websocket.close"}]
 
 
 def test_the_pass_follows_from_rays_token_and_does_not_tell_it(
