@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from benchmarks.scaling.inputs import MLPERF, Values
-from benchmarks.scaling.services import prepare
 from benchmarks.scaling.training import (
     MEASURED,
     RECIPES,
@@ -124,7 +123,6 @@ def _goodputs() -> list[Check]:
 
 def _measured_here() -> list[Check]:
     whole = Values(fill=1.0)
-    words = 14_259_314
     return [
         Check(
             name="MFU of BERT-base, 256 rows of 457 on an H200",
@@ -141,20 +139,6 @@ def _measured_here() -> list[Check]:
             unit="ratio",
             source="docs/benchmarks/pretrain.md, 1.72 to 1.88; only an all-reduce of 45 MB is lost",
         ),
-        Check(
-            name="preparing 80 MB on two cores, the whole command",
-            measured=13.76,
-            modelled=prepare(words, 2).total_s,
-            unit="s",
-            source="results/2026-11-25-checkouts.json",
-        ),
-        Check(
-            name="preparing 80 MB on one core, without the start",
-            measured=7.31 - 1.46,
-            modelled=prepare(words, 1).work_s,
-            unit="s",
-            source="results/2026-11-25-prepare-workers.json, a Xeon; the rate is an EPYC's",
-        ),
     ]
 
 
@@ -165,16 +149,4 @@ def recipe_of_2018() -> dict[str, float]:
         "their_hours": 96.0,
         "their_share_of_peak": flops_of(recipe, 1.0) / (96 * 3_600 * 16 * TPU_V2_FLOPS),
         "our_hours_on_one_gpu": training_s(recipe, 1, Values()) / 3_600,
-    }
-
-
-def mosaicbert() -> dict[str, float]:
-    """What $20 buys: MosaicBERT reached a GLUE score of 79.6 in 1.13 hours on 8 A100; rows of 128
-    tokens that BERT-base would be trained on meanwhile, at our MFU."""
-    step = Recipe(variant="bert-base", phases=(Phase(steps=1, rows=4_096, length=128),))
-    hours = 1.13
-    return {
-        "their_gpu_hours": 8 * hours,
-        "their_dollars": 20.0,
-        "our_rows": hours * 3_600 / training_s(step, 8, Values(peak_flops=A100_FLOPS)) * 4_096,
     }

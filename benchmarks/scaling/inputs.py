@@ -74,7 +74,11 @@ class Values:
     )
     hop_s: float = _uncertain(2e-6, 5e-6, 15e-6, "s per hop and bucket", ASSUMED)
     plan_s_per_row: float = _uncertain(
-        0.5e-6, 0.7e-6, 2e-6, "s per row of the global batch", "benchmarks.scaling.plan, two CPUs"
+        0.5e-6,
+        0.7e-6,
+        2e-6,
+        "s per row of the global batch",
+        "one rank's plan of 65,536 rows, two CPUs (results/2026-11-26-scale.json)",
     )
     read_bytes_per_s: float = _uncertain(0.5e9, 1.5e9, 5e9, "bytes/s per host", ASSUMED)
     copy_bytes_per_s: float = _uncertain(

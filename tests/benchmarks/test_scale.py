@@ -2,18 +2,15 @@
 measured."""
 
 import json
-import logging
 import math
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
@@ -21,8 +18,6 @@ from benchmarks.scaling.checks import MLPERF_FITTED, MLPERF_POINTS, checks
 from benchmarks.scaling.dials import batches, intervals
 from benchmarks.scaling.failures import Failures, best_interval_s, simulated_goodput
 from benchmarks.scaling.inputs import Values, drawn, inputs
-from benchmarks.scaling.plan import driver_plan, rank_plan
-from benchmarks.scaling.services import PrepareRates, prepare, serve
 from benchmarks.scaling.training import (
     GPU_COUNTS,
     MEASURED,
@@ -36,8 +31,6 @@ from benchmarks.scaling.training import (
     training_s,
     weights,
 )
-from bert_core import files
-from bert_core.data.fragments import FragmentPart, read_shard, write_fragment
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
@@ -153,7 +146,7 @@ def test_points_of_mlperf_are_reproduced_within_what_the_document_says() -> None
 
 def test_what_was_measured_elsewhere_is_reproduced_within_what_the_document_says() -> None:
     others = [check for check in checks() if "MLPerf" not in check.name]
-    assert len(others) >= 6
+    assert len(others) >= 5
     assert {check.name: check.error for check in others if abs(check.error) > 0.20} == {}
 
 
@@ -184,78 +177,18 @@ def test_every_input_has_an_interval_around_the_likely_value_and_a_source() -> N
         assert one.low <= getattr(values, name) <= one.high, name
 
 
-def test_preparing_gets_no_slower_with_cores_and_no_faster_than_its_limits() -> None:
-    taken = [prepare(3.3e9, cores) for cores in (1, 2, 64, 1_024, 100_000)]
-    assert all(more.total_s <= fewer.total_s for fewer, more in pairwise(taken))
-    assert taken[0].limit == "work"
-    assert taken[-1].limit != "work"
-    small, large = (
-        prepare(3.3e9, 64, block_bytes=size << 20, shard_bytes=size << 20, object_store=True)
-        for size in (8, 64)
-    )
-    assert large.store_s < small.store_s / 50
-
-
-@pytest.mark.drill
-def test_a_shard_reads_a_fragment_of_an_object_store_with_as_many_requests_as_modelled(
-    object_store: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A fragment of a block of 8 MiB, with a part for each of the shards of Wikipedia and books."""
-    documents, shards = 15_000, 2_240
-    part = FragmentPart(
-        digests=[number.to_bytes(32, "big") for number in range(documents)],
-        copies=np.ones(documents, np.uint16),
-        sources=np.zeros(documents, np.uint16),
-        shards=np.arange(documents) % shards,
-        sentences=pa.array([[list(range(200))]] * documents, pa.list_(pa.list_(pa.uint16()))),
-    )
-    path = f"{object_store}/block-000000.arrow"
-    with files.writing(path) as sink:
-        write_fragment(sink, [part], shards, Counter(), pa.uint16())
-    caplog.set_level(logging.INFO, "werkzeug")
-    caplog.clear()
-    read_shard([path], 3, shards)
-    requests = [each for each in caplog.messages if "block-000000.arrow" in each]
-    assert len(requests) == PrepareRates().requests_per_batch
-
-
-def test_twice_the_answers_take_at_most_a_core_more_than_twice_the_cores() -> None:
-    for rate in (10, 100, 12_345):
-        once, twice = serve(rate), serve(2 * rate)
-        assert 2 * once.cores - 1 <= twice.cores <= 2 * once.cores
-        assert serve(rate, paragraphs=True).cores >= once.cores
-
-
-@pytest.mark.drill
-def test_the_plan_of_a_rank_grows_with_the_batch_and_not_with_the_ranks() -> None:
-    few, many = (rank_plan(ranks, 4_096, steps=3) for ranks in (512, 4_096))
-    assert few.rows == many.rows == 4_096
-    assert few.first_step.peak_bytes > 8 * 4_096
-    assert many.first_step.peak_bytes == pytest.approx(few.first_step.peak_bytes, rel=0.2)
-
-
-@pytest.mark.drill
-def test_the_driver_keeps_every_block_once() -> None:
-    small, large = (driver_plan(files, 3 << 20) for files in (300, 1_200))
-    assert (small.files, small.blocks) == (300, 300)
-    assert large.planning.peak_bytes == pytest.approx(4 * small.planning.peak_bytes, rel=0.2)
-    assert large.sent_bytes < large.planning.peak_bytes
-
-
 @pytest.mark.drill
 def test_the_command_writes_all_of_it(tmp_path: Path) -> None:
-    written, drawing = tmp_path / "scale.json", tmp_path / "scale.png"
+    written = tmp_path / "scale.json"
     command = [sys.executable, "-m", "benchmarks.scale"]
     done = subprocess.run(
-        [*command, "--json", str(written), "--plot", str(drawing)],
+        [*command, "--json", str(written)],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "planned in" in done.stdout
     document = json.loads(written.read_text())
     assert {each["recipe"] for each in document["training"]} == RECIPES.keys()
     assert document["inputs"].keys() == inputs().keys()
     assert all(each["hours"]["low"] <= each["hours"]["high"] for each in document["training"])
-    assert drawing.read_bytes()[:4] == b"\x89PNG"
