@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
 from pipelines.cli import TELLING
+from serve.http.routes.page import SHARED
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -170,7 +171,8 @@ def test_the_wheel_holds_the_four_packages_and_refuses_to_be_uploaded(tmp_path: 
     assert folders == {"bert_core", "pipelines", "serve", "tracking"}
     assert "pipelines/runtime/ray_data_logging.yaml" in names
     page = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("serve/page/**/*.*")}
-    assert {*page, "serve/page/vendor/LICENSE", "tracking/palette.css"} <= set(names)
+    shared = {f"tracking/{name}" for name in SHARED}
+    assert {*page, "serve/page/vendor/LICENSE", *shared} <= set(names)
     assert b"raybert = pipelines.cli:main" in entry_points
     assert "Private :: Do Not Upload" in metadata.get_all("Classifier", [])
     assert (metadata["License-Expression"], metadata["Requires-Python"]) == (

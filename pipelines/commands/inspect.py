@@ -127,7 +127,9 @@ def write_page(path: str, sections: dict[str, Found]) -> int:
     """Write the page, whole or not at all; returns its size in bytes."""
     # No text may close the script element that it is in.
     data = json.dumps(sections, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    page = PAGE.read_text(encoding="utf-8").replace("{{style}}", style()).replace(DATA, data)
+    page = PAGE.read_text(encoding="utf-8").replace("{{style}}", style() + _shared("attention.css"))
+    script = _shared("attention.js").replace("\nexport ", "\n")  # of a module, inside a page
+    page = page.replace("{{attention}}", script).replace(DATA, data)
     encoded = page.encode()
     files.write_bytes(path, encoded)
     return len(encoded)
@@ -135,8 +137,12 @@ def write_page(path: str, sections: dict[str, Found]) -> int:
 
 def style() -> str:
     """The style sheet of pages: the colours that they share with the server's, and their shapes."""
-    palette, shapes = resources.files("tracking") / "palette.css", PAGE.with_name("look.css")
-    return palette.read_text(encoding="utf-8") + shapes.read_text(encoding="utf-8")
+    return _shared("palette.css") + PAGE.with_name("look.css").read_text(encoding="utf-8")
+
+
+def _shared(name: str) -> str:
+    """A file that the server's page has too."""
+    return (resources.files("tracking") / name).read_text(encoding="utf-8")
 
 
 def summary(sections: dict[str, Found]) -> list[str]:

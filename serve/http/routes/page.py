@@ -1,5 +1,5 @@
-"""The page for trying the models, and its files (`serve/page`, and the colours that it shares with
-reports).
+"""The page for trying the models, and its files: those of `serve/page`, and those that the pages of
+reports and of `raybert inspect` have too.
 
 The files are read once. No other path is found, whatever it looks like.
 """
@@ -25,12 +25,14 @@ HEADERS = {
     "Cache-Control": "no-cache",  # a newer server has other files at the same paths
 }
 
+SHARED = ("palette.css", "attention.css", "attention.js")
+
 
 def page_routes() -> APIRouter:
     """`GET /`, the page, and `GET /page/…`, its files."""
     router = APIRouter(tags=["front"])
     contents = dict(_contents(files("serve") / "page"))
-    contents["palette.css"] = (files("tracking") / "palette.css").read_bytes()
+    contents |= {name: (files("tracking") / name).read_bytes() for name in SHARED}
 
     def file_response(name: str) -> Response:
         return Response(contents[name], headers=HEADERS, media_type=_media_type(name))

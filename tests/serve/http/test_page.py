@@ -368,15 +368,20 @@ def test_a_head_is_chosen_and_its_attention_told(front: str, page: Page) -> None
     model = "question-answering"
     result = ask(page, front, model, model, {"Question": "Where?", "Passage": TEXT})
     result.get_by_text("Attention", exact=True).click()
-    result.get_by_label("Layer").select_option("1")
-    result.get_by_label("Head").select_option("2")
+    result.get_by_label("Layer", exact=True).select_option("1")
+    result.get_by_role("button", name="layer 1, head 2").click()
     body = {"text": "Where?", "text_pair": TEXT, "layer": 1}
     found = httpx.post(f"{front}/v1/models/{model}/attention", json=body).json()
+    result.get_by_role("img", name="Heatmap of layer 1, head 2").press("ArrowDown")
+    first, second = found["tokens"][:2]
+    told = f"“{second}” attends to “{first}”: {percent(found['weights'][1][1][0])}"
+    expect(result.locator("output")).to_have_text(told)
+    assert_within_reach(page)
+    result.get_by_role("button", name="lines").click()
     place = found["tokens"].index("socket")
-    result.get_by_role("button", name="socket", exact=True).click()
+    result.locator("svg text").nth(2 * place).hover()
     share, most = max(zip(found["weights"][1][place], found["tokens"], strict=True))
-    told = f"“socket” attends to “{most}” {percent(share)}, "
-    expect(result.get_by_role("status")).to_contain_text(told)
+    expect(result.locator("output")).to_contain_text(f"attends to “{most}” {percent(share)}, ")
     assert_within_reach(page)
 
 
