@@ -27,7 +27,7 @@ DRILLS = {
     "nodes": "tests/pipelines/training/test_elastic.py",
     "host": "tests/pipelines/test_lost_host.py",
     "tracking": "tests/pipelines/test_mlflow_server.py::"
-    "test_what_dies_under_a_training_run_loses_no_point_and_repeats_none",
+    "test_processes_killed_under_a_training_run_lose_and_repeat_no_point",
     "bucket": "tests/bert_core/test_storage.py::"
     "test_a_store_that_is_silent_for_half_a_minute_costs_only_time",
     "growth": "tests/pipelines/runtime/test_growing.py",

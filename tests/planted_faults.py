@@ -68,7 +68,7 @@ FAULTS = (
         "self._replacement_ids = np.flatnonzero(~self._is_special)",
         "self._replacement_ids = np.arange(vocab_size)",
         "tests/bert_core/data/test_masking.py"
-        "::test_a_masker_never_predicts_a_special_token_and_never_puts_one_but_mask",
+        "::test_a_masker_never_predicts_a_special_token_and_inserts_none_but_mask",
     ),
     _fault(
         "order",
@@ -93,8 +93,7 @@ FAULTS = (
         "bert_core/data/tables.py",
         "            lines.give_back()\n",
         "",
-        "tests/bert_core/data/test_tables.py"
-        "::test_a_quote_that_is_not_closed_takes_no_other_line_with_it",
+        "tests/bert_core/data/test_tables.py::test_an_unclosed_quote_affects_no_other_line",
     ),
     _fault(
         "bulk",
@@ -137,7 +136,7 @@ FAULTS = (
         "(alike.float() @ is_right.float() > 0) | (anchor[:, None] == compared)",
         "alike.float() @ is_right.float() > 0",
         "tests/bert_core/tasks/test_feature_extraction.py"
-        "::test_what_is_right_for_a_row_is_no_negative_of_it",
+        "::test_a_rows_right_answers_are_not_its_negatives",
     ),
     _fault(
         "workers",
@@ -165,7 +164,7 @@ FAULTS = (
         "        if files.exists(files.join(checkpoint.folder, LAST_FILE))\n",
         "",
         "tests/bert_core/train/test_checkpoint.py"
-        "::test_what_a_killed_run_left_is_no_checkpoint_and_is_cleared_away",
+        "::test_leftovers_of_a_killed_run_are_not_a_checkpoint_and_are_cleared",
     ),
     _fault(
         "bundle",
@@ -218,7 +217,7 @@ FAULTS = (
         "bert_core/storage/bucket.py",
         "return version if present == data else None",
         "return None",
-        "tests/bert_core/test_storage.py::test_a_created_file_is_ours_even_if_the_answer_was_lost",
+        "tests/bert_core/test_storage.py::test_a_created_file_is_ours_even_if_the_response_was_lost",
     ),
     # tracking
     _fault(
@@ -265,7 +264,7 @@ FAULTS = (
         "                    self._interrupt()\n",
         "",
         "tests/pipelines/runtime/test_lease.py"
-        "::test_a_writer_that_lost_its_lease_is_interrupted_and_told_who_has_it",
+        "::test_a_writer_that_lost_its_lease_is_interrupted_and_learns_who_holds_it",
     ),
     _fault(
         "secrets",
@@ -290,8 +289,7 @@ FAULTS = (
         "pipelines/training/worker.py",
         "self._waiting, self._new = list(before), list(before)",
         "self._waiting, self._new = Records(), list(before)",
-        "tests/pipelines/test_pretrain.py"
-        "::test_points_lost_on_their_way_are_recorded_by_the_run_that_goes_on",
+        "tests/pipelines/test_pretrain.py::test_lost_points_are_recorded_by_the_resumed_run",
     ),
     _fault(
         "distributed",
@@ -317,7 +315,7 @@ FAULTS = (
         r"Option ')([\w.-]+)",
         r"Option ')([\w.]+)",
         "tests/pipelines/test_configure.py"
-        "::test_an_option_with_hyphens_is_told_as_it_was_written_with_the_field_for_it",
+        "::test_an_option_with_hyphens_is_quoted_as_written_with_the_field_for_it",
     ),
     # serve
     _fault(
@@ -326,7 +324,7 @@ FAULTS = (
         "serve/model/batching.py",
         "            if len(items) == 1:\n                return [error]\n",
         "            return [error] * len(items)\n",
-        "tests/serve/model/test_batching.py::test_an_error_is_for_its_item_alone",
+        "tests/serve/model/test_batching.py::test_an_error_affects_only_its_item",
     ),
     _fault(
         "keys",
@@ -342,7 +340,7 @@ FAULTS = (
         "serve/http/routes/joint.py",
         'for name, value in headers_to_model(request) if name != "accept"]',
         'for name, value in headers_to_model(request) if not name.startswith("a")]',
-        "tests/serve/model/test_shared_passes.py::test_a_key_must_be_allowed_to_ask_every_one_of_the_models",
+        "tests/serve/model/test_shared_passes.py::test_a_key_must_be_allowed_to_use_all_of_the_models",
     ),
     _fault(
         "slow body",
@@ -350,7 +348,7 @@ FAULTS = (
         "serve/request/body.py",
         "async with asyncio.timeout(limits.body_timeout_s) as timeout:",
         "async with asyncio.timeout(limits.deadline_s) as timeout:",
-        "tests/serve/request/test_limits.py::test_a_body_that_does_not_arrive_is_given_up",
+        "tests/serve/request/test_limits.py::test_a_body_that_does_not_arrive_times_out",
     ),
     _fault(
         "disconnect",
@@ -367,7 +365,7 @@ FAULTS = (
         "                self._former = _Former(self._held, replaced)\n",
         "                replaced.retire()\n",
         "tests/serve/test_faults_of_versions.py"
-        "::test_a_plan_whose_model_fails_at_every_request_gives_way_to_the_one_before",
+        "::test_a_plan_whose_model_fails_every_request_is_rolled_back",
     ),
     _fault(
         "nan",
@@ -410,7 +408,7 @@ FAULTS = (
         "self._problem.set(int(state.has_problem), tags=of_model)",
         "self._problem.set(0, tags=of_model)",
         "tests/serve/test_metrics_live.py"
-        "::test_versions_errors_and_a_failed_roll_over_are_told_apart",
+        "::test_versions_errors_and_a_failed_roll_over_are_distinguished",
     ),
 )
 

@@ -292,7 +292,7 @@ def test_a_vocabulary_of_another_tokenizer_is_refused_alone(folder_of: Folder) -
         load_bundle(checkpoint(REACTIONS) or "")
 
 
-def test_masked_atoms_and_the_class_of_a_reaction_are_told(folder_of: Folder) -> None:
+def test_masked_atoms_and_the_class_of_a_reaction_are_predicted(folder_of: Folder) -> None:
     masked = "CC(=O)O.OCC>>CC(=O)[MASK]CC"
     answer = Predictor(folder_of(REACTION_ATOMS), device="cpu").predict([masked])[0][0]
     assert (answer["token_str"], answer["sequence"]) == ("O", "CC(=O)O.OCC>>CC(=O)OCC")
@@ -414,7 +414,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
 
 
-def test_what_was_fine_tuned_is_exported_and_answers_as_in_transformers(
+def test_a_fine_tuned_model_is_exported_and_answers_as_in_transformers(
     tuned: Tuned, store: str, tmp_path: Path, whole: bool
 ) -> None:
     import transformers

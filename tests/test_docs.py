@@ -128,7 +128,7 @@ def run(blocks: list[tuple[str, str]], folder: Path) -> str:
 
 
 @pytest.mark.guard
-def test_examples_that_are_withdrawn_as_operations_says_are_gone(tmp_path: Path) -> None:
+def test_examples_withdrawn_as_operations_describes_are_gone(tmp_path: Path) -> None:
     about: dict[str, Any] = {
         "name": "docstrings", "metrics": {}, "input_example": ["abc"],
     }  # fmt: skip

@@ -56,7 +56,7 @@ def test_files_that_cost_more_are_named_whatever_the_machine() -> None:
     ]
 
 
-def test_a_tenth_of_a_second_is_no_news() -> None:
+def test_a_tenth_of_a_second_is_not_reported() -> None:
     assert more_expensive({"test_a.py": cost(0.3)}, {"test_a.py": cost(0.1)}) == []
 
 

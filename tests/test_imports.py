@@ -127,7 +127,7 @@ def test_every_file_keeps_the_import_rules() -> None:
     assert found == []
 
 
-def test_the_tests_hijack_no_package() -> None:
+def test_the_tests_shadow_no_package() -> None:
     assert list((ROOT / "tests").rglob("__init__.py")) == []
 
 
@@ -161,7 +161,7 @@ def test_a_breach_is_found(path: str, source: str, reason: str) -> None:
         ("serve/app.py", "from ray import serve as ray_serve\nfrom ray.serve.config import X"),
     ],
 )
-def test_what_the_rule_allows_is_no_breach(path: str, source: str) -> None:
+def test_permitted_imports_are_not_breaches(path: str, source: str) -> None:
     assert breaches(path, source) == []
 
 

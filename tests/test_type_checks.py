@@ -144,7 +144,7 @@ def of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
     del sys.modules["checked_package"]
 
 
-def test_what_is_imported_of_a_package_is_checked(of_a_package: Any) -> None:
+def test_functions_imported_by_a_package_are_checked(of_a_package: Any) -> None:
     owner = of_a_package.Owner()
     assert (owner.doubled(2), owner.renamed(owner)) == (4, owner)
     for wrong in (lambda: owner.doubled("2"), lambda: owner.doubled(11), lambda: owner.renamed(2)):

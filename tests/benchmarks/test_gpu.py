@@ -21,7 +21,7 @@ pathlib.Path(sys.argv[1]).write_text(json.dumps(results))
 WRITES = "import pathlib, sys; pathlib.Path(sys.argv[2]).write_text('{\"done\": 1}')"
 
 
-def test_a_part_that_fails_or_hangs_stops_no_other(tmp_path: Path) -> None:
+def test_a_part_that_fails_or_hangs_does_not_stop_the_others(tmp_path: Path) -> None:
     parts = {
         "fails": Part(["-c", "raise SystemExit('out of memory')"], 30),
         "hangs": Part(["-c", f"{WRITES}; import time; time.sleep(60)"], 2),
@@ -40,7 +40,7 @@ def test_a_part_that_fails_or_hangs_stops_no_other(tmp_path: Path) -> None:
     assert "numpy" in written["made"]["versions"]
 
 
-def test_what_the_time_does_not_allow_is_left_out() -> None:
+def test_parts_that_exceed_the_time_are_left_out() -> None:
     (result,) = run({"works": Part(["-c", WRITES], 30)}, None, budget_s=0)
     assert not result["passed"]
     assert result["error"] == "no time was left"

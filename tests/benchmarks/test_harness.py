@@ -58,7 +58,7 @@ def test_results_are_a_list_that_says_what_they_were_measured_on(
 
 
 @pytest.mark.drill
-def test_a_line_says_what_other_processes_took_and_noisy_rounds_are_made_again(
+def test_a_line_says_what_other_processes_took_and_noisy_rounds_are_repeated(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # Its shell has ended: nothing here is its parent.

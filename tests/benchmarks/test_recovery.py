@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", DRILLS)
-def test_a_drill_tells_how_long_it_took(name: str) -> None:
+def test_a_drill_reports_how_long_it_took(name: str) -> None:
     assert "recovered(" in (ROOT / DRILLS[name].partition("::")[0]).read_text()
 
 

@@ -61,7 +61,7 @@ def test_the_step_that_was_measured_has_the_measured_mfu(values: Values) -> None
     assert flops_of(MEASURED, 1.0) / took_s / whole.peak_flops == pytest.approx(whole.mfu)
 
 
-def test_a_batch_with_fewer_rows_than_gpus_is_no_run() -> None:
+def test_a_batch_with_fewer_rows_than_gpus_is_refused() -> None:
     phase = RECIPES["bert-base"].phases[0]
     assert step_of("bert-base", phase, phase.rows, Values()) is not None
     assert step_of("bert-base", phase, phase.rows + 1, Values()) is None
@@ -144,7 +144,7 @@ def test_points_of_mlperf_are_reproduced_within_what_the_document_says() -> None
         assert errors[f"MLPerf BERT-large, {gpus:,} H100"] < most
 
 
-def test_what_was_measured_elsewhere_is_reproduced_within_what_the_document_says() -> None:
+def test_published_measurements_are_reproduced_within_the_documented_error() -> None:
     others = [check for check in checks() if "MLPerf" not in check.name]
     assert len(others) >= 5
     assert {check.name: check.error for check in others if abs(check.error) > 0.20} == {}
@@ -152,7 +152,7 @@ def test_what_was_measured_elsewhere_is_reproduced_within_what_the_document_says
 
 @pytest.mark.drill
 @pytest.mark.parametrize("variant", ["bert-tiny", "bert-mini"])
-def test_a_checkpoint_has_the_size_that_is_modelled(variant: str, tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_modelled_size(variant: str, tmp_path: Path) -> None:
     config = VARIANTS[variant].config
     model = ObjectiveModel(config, [PRETRAINING[name](config) for name in ("mlm", "nsp")])
     assert sum(each.numel() for each in model.parameters()) == weights(variant)

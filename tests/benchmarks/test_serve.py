@@ -20,7 +20,7 @@ from tracking.store.ports import free_ports
 
 
 @pytest.mark.parametrize("borne", [3.0, 40.0, 97.0])
-def test_the_rate_that_is_borne_is_found_to_a_part_of_the_most(borne: float) -> None:
+def test_the_sustained_rate_is_found_within_a_fraction_of_the_maximum(borne: float) -> None:
     asked: list[float] = []
 
     def p99_at(per_s: float) -> float:
@@ -32,7 +32,7 @@ def test_the_rate_that_is_borne_is_found_to_a_part_of_the_most(borne: float) -> 
     assert len(asked) == 6
 
 
-def test_a_server_that_is_always_late_bears_no_rate() -> None:
+def test_a_server_that_is_always_late_sustains_no_rate() -> None:
     assert highest_rate(lambda per_s: math.nan, 100.0) == 0.0
 
 

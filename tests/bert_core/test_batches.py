@@ -160,7 +160,7 @@ def test_the_mask_is_left_out_only_where_no_row_is_padded(length: int) -> None:
     assert row_lengths(batch).sum() == 2 * length
 
 
-def test_what_a_row_is_padded_with_changes_nothing_in_the_encoder() -> None:
+def test_a_rows_padding_ids_change_nothing_in_the_encoder() -> None:
     config = tiny.encoder_config(30)
     torch.manual_seed(0)
     encoder = Encoder(config, pooler=True).eval()
@@ -411,7 +411,7 @@ def test_batches_made_ahead_are_the_same_in_the_same_order() -> None:
         )
 
 
-def test_what_making_a_batch_raises_comes_in_its_turn() -> None:
+def test_errors_of_batch_making_are_raised_in_order() -> None:
     def failing() -> Iterator[list[Batch]]:
         yield [{"input_ids": torch.zeros(1, 8)}]
         raise OSError("the shard is gone")

@@ -298,7 +298,7 @@ def test_a_pretrained_model_that_transformers_wrote_loads_with_equal_logits(tmp_
         ("QuestionAnswering", {}, "question-answering", 0),
     ],
 )
-def test_a_head_is_taken_for_what_its_config_says(
+def test_a_head_has_the_task_that_its_config_names(
     architecture: str, settings: dict[str, Any], name: str, labels: int, tmp_path: Path
 ) -> None:
     expected = write_with_transformers(tmp_path, f"BertFor{architecture}", **settings)
@@ -409,7 +409,7 @@ def test_weights_that_run_code_are_refused(tmp_path: Path) -> None:
         load_bundle(tmp_path)
 
 
-def test_a_task_that_is_not_known_gives_the_encoder_alone(tmp_path: Path) -> None:
+def test_an_unknown_task_gives_the_encoder_alone(tmp_path: Path) -> None:
     write_with_transformers(tmp_path, "BertModel")
     entries = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(
@@ -534,7 +534,7 @@ def test_a_bundle_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_that_lies_there_is_replaced(tmp_path: Path) -> None:
+def test_existing_files_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "thesis.txt").write_text("precious")
     message = "wanted a path that does not exist yet.*remove it, or use another output"

@@ -175,7 +175,7 @@ def test_processes_that_want_the_same_entries_fetch_each_once(tmp_path: Path) ->
     assert sorted(log.read_text().splitlines()) == [f"shards/{number}" for number in range(6)]
 
 
-def test_a_process_that_is_killed_while_it_fetches_is_replaced_by_one_that_waits(
+def test_a_process_killed_while_it_fetches_is_replaced_by_a_waiting_one(
     tmp_path: Path,
 ) -> None:
     name, began = "shards/0", tmp_path / "began"
@@ -222,7 +222,7 @@ def test_the_least_recently_used_goes_first_and_nothing_that_is_in_use(tmp_path:
     assert cache.find("shards/c") is None
 
 
-def test_room_that_others_use_is_waited_for_and_then_an_error_says_what_to_do(
+def test_a_full_cluster_is_waited_for_and_then_an_error_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache_module, "PATIENCE_S", 0.3)
@@ -254,7 +254,7 @@ def test_an_entry_that_can_never_fit_is_refused_at_once(tmp_path: Path) -> None:
     assert names_in(cache) == ["small"], "nothing was removed in vain"
 
 
-def test_a_fetch_that_fails_leaves_nothing_and_is_tried_by_the_next(tmp_path: Path) -> None:
+def test_a_failed_fetch_leaves_nothing_and_the_next_process_retries_it(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 1000)
 
     def fail(path: Path) -> None:

@@ -69,7 +69,7 @@ def test_the_error_may_be_another_one() -> None:
         (Range(above=0, most=1), "above 0 and at most 1"),
     ],
 )
-def test_a_range_says_what_it_takes(allowed: Range, words: str) -> None:
+def test_a_range_says_what_it_accepts(allowed: Range, words: str) -> None:
     assert str(allowed) == words
 
 

@@ -46,7 +46,7 @@ def foreign(whole: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_name_that_leads_out_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_name_that_leaves_the_folder_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="index: wanted names of files in the folder, got"):
         check_name(name, "index")
     with pytest.raises(FormatError, match="wanted names of files in the folder, got"):
@@ -130,7 +130,7 @@ def odd(request: pytest.FixtureRequest, foreign: Path) -> Iterator[str]:
     yield {"pipe": "a named pipe", "folder": "a folder"}[request.param]
 
 
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(odd: str, foreign: Path) -> None:
+def test_special_files_are_refused_without_waiting(odd: str, foreign: Path) -> None:
     for door in DOORS.values():
         with pytest.raises(
             FormatError, match=f"tokenizer_config.json: wanted a regular file, got {odd}"
@@ -144,7 +144,7 @@ def test_a_name_that_no_disk_can_have_is_a_missing_file(tmp_path: Path) -> None:
         assert not has_file(tmp_path, name)
 
 
-def test_a_manifest_names_files_of_its_folder(tmp_path: Path) -> None:
+def test_a_manifest_names_only_files_in_its_folder(tmp_path: Path) -> None:
     for name in OUTSIDE:
         outputs = {name: Output(size_bytes=0, sha256="")}
         write_manifest(

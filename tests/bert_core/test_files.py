@@ -74,7 +74,7 @@ def names_of(folder: str, pattern: str = "") -> list[str]:
     return [path.removeprefix(folder)[1:] for path in files.find_files(folder + pattern)]
 
 
-def test_what_is_written_can_be_read_sized_listed_and_removed(place: str) -> None:
+def test_written_files_can_be_read_sized_listed_and_removed(place: str) -> None:
     path = files.join(place, "a", "data.bin")
     assert not files.exists(path)
     assert files.list_names(files.join(place, "a")) == []
@@ -116,7 +116,7 @@ def test_a_missing_file_is_an_error_of_its_own_kind(place: str) -> None:
             read(files.join(place, "nothing.bin"))
 
 
-def test_a_file_is_created_only_where_there_is_none(place: str) -> None:
+def test_a_file_is_created_only_if_there_is_none(place: str) -> None:
     path = files.join(place, "a", "lease.json")
     tag = conditional.create(path, b"mine")
     assert tag is not None
@@ -129,7 +129,7 @@ def test_a_file_is_created_only_where_there_is_none(place: str) -> None:
     assert files.read_bytes(path) == b"other"
 
 
-def test_of_many_who_create_a_file_one_succeeds(tmp_path: Path) -> None:
+def test_only_one_of_many_concurrent_creators_succeeds(tmp_path: Path) -> None:
     path = f"{tmp_path}/lease.json"
     with ThreadPoolExecutor(8) as pool:
         tags = list(
@@ -155,7 +155,7 @@ def test_a_file_is_replaced_only_in_the_version_that_was_read(place: str) -> Non
     assert files.list_names(place) == []
 
 
-def test_of_many_who_replace_a_version_one_succeeds(tmp_path: Path) -> None:
+def test_only_one_of_many_concurrent_replacements_succeeds(tmp_path: Path) -> None:
     path = f"{tmp_path}/lease.json"
     tag = str(conditional.create(path, b"0"))
     with ThreadPoolExecutor(8) as pool:
@@ -165,7 +165,7 @@ def test_of_many_who_replace_a_version_one_succeeds(tmp_path: Path) -> None:
     assert conditional.read_tagged(path) == (b"abcdefgh"[number : number + 1], tags[number])
 
 
-def test_a_file_in_the_web_is_not_created(website: tuple[str, Path]) -> None:
+def test_a_file_on_the_web_is_not_created(website: tuple[str, Path]) -> None:
     with pytest.raises(ConfigError, match="wanted a local path, or storage with conditional"):
         conditional.create(f"{website[0]}/a.txt", b"a")
 
@@ -282,7 +282,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_is_named_with_what_was_wanted_and_what_is_free(
+def test_a_full_disk_is_named_with_the_needed_and_the_free_space(
     small_disk: Callable[[str], Path],
 ) -> None:
     disk = small_disk("size=1m")
@@ -306,7 +306,7 @@ def test_a_full_disk_is_named_with_what_was_wanted_and_what_is_free(
     assert [path.name for path in disk.iterdir()] == ["old.bin"]
 
 
-def test_a_disk_that_fills_in_the_last_piece_is_no_other_error(
+def test_a_disk_that_fills_during_the_last_piece_is_reported_as_a_full_disk(
     small_disk: Callable[[str], Path],
 ) -> None:
     disk = small_disk("size=1m")
@@ -319,7 +319,7 @@ def test_a_disk_that_fills_in_the_last_piece_is_no_other_error(
     assert [path.name for path in disk.iterdir()] == ["old.bin"]
 
 
-def test_a_full_disk_below_what_goes_elsewhere_is_named_too(
+def test_a_full_temporary_disk_is_named_too(
     small_disk: Callable[[str], Path], object_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = small_disk("size=1m")
@@ -343,7 +343,7 @@ def test_a_fetch_onto_a_full_disk_leaves_nothing(
     assert list(disk.iterdir()) == []
 
 
-def test_a_disk_that_may_not_be_written_is_named(small_disk: Callable[[str], Path]) -> None:
+def test_a_read_only_disk_is_named(small_disk: Callable[[str], Path]) -> None:
     disk = small_disk("size=1m,ro")
     for path in (f"{disk}/a.bin", f"{disk}/folder/a.bin"):
         with pytest.raises(ResourceError, match=f"{path}: .*: Read-only file system: fix that, or"):
@@ -359,7 +359,7 @@ def test_a_file_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
         files.write_bytes(f"{tmp_path}/b", b"")
 
 
-def test_what_an_object_store_does_not_take_is_named(object_store: str) -> None:
+def test_unsupported_object_store_options_are_named(object_store: str) -> None:
     path = f"{object_store}-of-nobody/a.bin"
     with pytest.raises(
         ResourceError, match=rf"^{path}: could not be written: 404 NoSuchBucket .*: check the addr"
@@ -369,7 +369,7 @@ def test_what_an_object_store_does_not_take_is_named(object_store: str) -> None:
         file.write(b"a")
 
 
-def test_what_no_pattern_finds_is_said_with_the_pattern(place: str) -> None:
+def test_a_pattern_that_matches_nothing_is_named(place: str) -> None:
     for pattern in ("", "/nothing.txt", "/*.md"):
         with pytest.raises(CorpusError, match=r"wanted a file, a folder .* found none: check"):
             files.find_files(place + pattern)
@@ -393,7 +393,7 @@ def test_paths_and_uris_are_told_apart_and_joined(tmp_path: Path) -> None:
     assert files.absolute("x") == f"{Path.cwd()}/x"
 
 
-def test_a_file_in_the_web_is_read_like_any_other(website: tuple[str, Path]) -> None:
+def test_a_file_on_the_web_is_read_like_any_other(website: tuple[str, Path]) -> None:
     address, folder = website
     (folder / "a b.txt").write_bytes(CHECKED * 50_000)  # more than is fetched at once
     path = f"{address}/a%20b.txt"
@@ -424,7 +424,7 @@ def test_a_compressed_file_in_the_web_is_read_decompressed(website: tuple[str, P
         assert stream.read() == b"text"
 
 
-def test_an_absent_file_in_the_web_is_told_from_one_that_cannot_be_asked_for(
+def test_a_missing_file_on_the_web_is_distinguished_from_an_unreachable_one(
     website: tuple[str, Path],
 ) -> None:
     address, _ = website
@@ -444,7 +444,7 @@ def test_an_absent_file_in_the_web_is_told_from_one_that_cannot_be_asked_for(
                 read(path)
 
 
-def test_a_server_that_goes_away_while_a_file_is_read_is_named(website: tuple[str, Path]) -> None:
+def test_a_server_that_disconnects_while_a_file_is_read_is_named(website: tuple[str, Path]) -> None:
     address, folder = website
     (folder / "a.txt").write_bytes(bytes(20_000_000))
     with files.open_stream(f"{address}/a.txt") as stream:
@@ -469,7 +469,7 @@ def test_a_file_in_the_web_cannot_be_written_or_removed(website: tuple[str, Path
             files.remove(f"{address}/{name}")
 
 
-def test_what_only_fsspec_opens_is_found_read_and_written() -> None:
+def test_paths_that_only_fsspec_opens_are_found_read_and_written() -> None:
     folder = "memory://raybert/a%20b"
     fill(folder, "c%20d.txt", "deep/e.txt", "_hidden.txt")
     assert names_of(folder) == ["c%20d.txt", "deep/e.txt"]
@@ -632,7 +632,7 @@ def test_a_file_that_is_not_compressed_is_streamed_as_it_is(place: str) -> None:
         files.open_stream(files.join(place, "c.txt.gz"))
 
 
-def test_a_format_is_told_from_the_compression_around_it() -> None:
+def test_a_format_is_recognised_inside_its_compression() -> None:
     assert files.suffixes("/a.b/x.JSONL.gz") == ("jsonl", "gz")
     assert files.suffixes("s3://a/x.y.txt.BZ2") == ("txt", "bz2")
     assert files.suffixes("x.zst") == ("", "zst")
@@ -644,7 +644,7 @@ def test_a_format_is_told_from_the_compression_around_it() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["/a.txt", "", "/a/*.txt"])
-def test_a_bucket_that_is_not_there_is_told_from_a_misspelt_path(
+def test_a_missing_bucket_is_distinguished_from_a_misspelt_path(
     object_store: str, pattern: str
 ) -> None:
     files.write_bytes(f"{object_store}/b.txt", b"x")
@@ -667,7 +667,7 @@ def test_a_local_path_with_the_marks_of_a_glob_is_itself_where_it_exists(tmp_pat
     assert files.find_files(str(folder / "what?.txt")) == [str(folder / "what?.txt")]
 
 
-def test_what_is_not_there_is_told_with_what_resembles_it(
+def test_missing_paths_are_reported_with_similar_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "runs").mkdir()

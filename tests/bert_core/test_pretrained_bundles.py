@@ -71,7 +71,7 @@ def close(ours: Tensor, wanted: Tensor) -> None:
 @pytest.mark.parametrize(
     ("variant", "title"), [("deberta-v3-tiny", "DebertaV2"), ("electra-small", "Electra")]
 )
-def test_an_encoder_that_tells_what_was_replaced_is_whole_and_its_generator_beside(
+def test_a_discriminator_is_saved_whole_with_its_generator_beside_it(
     variant: str, title: str, tmp_path: Path
 ) -> None:
     import transformers
@@ -130,7 +130,7 @@ def test_electras_discriminator_and_generator_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["deberta-v3-tiny", "electra-small"])
-def test_what_was_replaced_is_learned_on_from_a_bundle(variant: str, tmp_path: Path) -> None:
+def test_replaced_token_detection_continues_from_a_bundle(variant: str, tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     model = saved(folder, variant, ReplacedTokenDetection)
     bundle = load_bundle(folder)
@@ -146,7 +146,7 @@ def test_what_was_replaced_is_learned_on_from_a_bundle(variant: str, tmp_path: P
     close(plain_state(alone)[words], plain_state(model)[words])
 
 
-def test_who_asks_the_encoder_to_fill_masks_is_sent_to_the_generator(tmp_path: Path) -> None:
+def test_filling_masks_with_a_discriminator_points_to_the_generator(tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     saved(folder, "deberta-v3-tiny", ReplacedTokenDetection)
     for task in (None, "fill-mask"):

@@ -150,7 +150,7 @@ def test_vectors_are_those_of_sentence_transformers(
         ("class", r"Transformer, mine\.Pooling"),
     ],
 )
-def test_vectors_that_cannot_be_computed_as_sentence_transformers_does_are_not_given(
+def test_vectors_that_differ_from_sentence_transformers_are_not_given(
     changed: str, said: str, tmp_path: Path
 ) -> None:
     as_sentence_transformers(tmp_path, "multilingual-e5-base")

@@ -187,7 +187,7 @@ def test_a_file_is_read_in_any_order(store: Callable[..., Store]) -> None:
         assert file.read(10) == b""
 
 
-def test_what_follows_is_fetched_ahead_in_few_requests(store: Callable[..., Store]) -> None:
+def test_following_parts_are_prefetched_in_few_requests(store: Callable[..., Store]) -> None:
     there = store()
     there.put("large.bin", LARGE)
     assert files.sha256_of(f"{there.uri}/large.bin")
@@ -234,7 +234,7 @@ def test_a_store_that_is_silent_for_half_a_minute_costs_only_time(
 
 @pytest.mark.guard
 @pytest.mark.parametrize("fault", ["lost_answer", "late_error", "silence_after"])
-def test_a_created_file_is_ours_even_if_the_answer_was_lost(
+def test_a_created_file_is_ours_even_if_the_response_was_lost(
     fault: Fault, store: Callable[..., Store]
 ) -> None:
     there = store(once("PUT", "lease", fault), silence_s=0.75)
@@ -246,7 +246,7 @@ def test_a_created_file_is_ours_even_if_the_answer_was_lost(
     assert conditional.read_tagged(f"{there.uri}/lease") == (b"mine again", new)
 
 
-def test_a_file_that_another_creates_in_the_meantime_is_not_ours(
+def test_a_file_created_by_another_process_in_the_meantime_is_not_ours(
     store: Callable[..., Store],
 ) -> None:
     there = store()
@@ -305,7 +305,7 @@ def test_an_upload_whose_answer_was_lost_leaves_nothing_behind(
     assert there.uploads() == []
 
 
-def test_what_a_killed_process_left_is_cleared_by_the_next(store: Callable[..., Store]) -> None:
+def test_leftovers_of_a_killed_process_are_cleared_by_the_next(store: Callable[..., Store]) -> None:
     there = store()
     for key in ("a b/é&c.bin", "a b/é&c.bin2"):
         there.client.create_multipart_upload(Bucket=there.bucket, Key=key)
@@ -334,7 +334,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-def test_what_will_not_change_is_told_at_once(code: str, store: Callable[..., Store]) -> None:
+def test_permanent_failures_are_reported_at_once(code: str, store: Callable[..., Store]) -> None:
     there = store()
     status, more, way_out = REFUSALS[code]
     there.proxy.refuse = lambda signed_by: (status, xml_error(code, "In other words.", more))
@@ -363,7 +363,7 @@ def test_what_will_not_change_is_told_at_once(code: str, store: Callable[..., St
 
 
 @pytest.mark.guard
-def test_what_stays_away_is_told_with_what_was_tried(
+def test_persistent_failures_are_reported_with_the_attempts(
     store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYBERT_STORAGE_RETRY_S", "1")
@@ -403,7 +403,7 @@ def test_a_server_that_nobody_has_reached_is_not_waited_for_as_long(
         files.write_bytes(f"{there.uri}/a.bin", LARGE)
 
 
-def test_a_process_that_is_to_end_soon_asks_a_store_no_more_that_fails(
+def test_a_stopping_process_does_not_retry_a_failing_store(
     store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = store()
@@ -446,7 +446,7 @@ def test_a_signal_ends_the_wait_for_an_answer(
     assert errors.endswith(b"KeyboardInterrupt\n")
 
 
-def test_a_bucket_that_may_only_be_read_is_told(store: Callable[..., Store]) -> None:
+def test_a_read_only_bucket_is_reported(store: Callable[..., Store]) -> None:
     there = store()
     there.put("a.bin", b"a")
     denied = {"Effect": "Deny", "Principal": "*", "Action": ["s3:PutObject"]}
@@ -495,7 +495,7 @@ def test_a_setting_out_of_range_is_named(
         files.exists(f"{object_store}/a")
 
 
-def test_where_the_bucket_stands_in_an_address() -> None:
+def test_the_bucket_is_in_the_host_or_the_path_of_an_address() -> None:
     bucket = Location.of("s3://books/a")
     for config, address in (
         (StorageConfig(), "https://books.s3.eu-west-1.amazonaws.com"),
@@ -537,7 +537,7 @@ def test_a_secret_in_a_uri_is_refused_without_repeating_it() -> None:
     assert "hushhush" not in str(raised.value)
 
 
-def test_a_profile_gives_the_keys_where_no_variable_does(
+def test_a_profile_gives_the_keys_if_no_variable_does(
     store: Callable[..., Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = store()
@@ -591,7 +591,7 @@ def test_a_profile_that_names_a_program_is_asked_again_in_time(
         assert there.proxy.seen.pop().signed_by == key
 
 
-def test_credentials_that_are_nowhere_are_told(
+def test_missing_credentials_are_reported(
     store: Callable[..., Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = store()
@@ -621,7 +621,7 @@ def test_folders_that_other_programs_made_are_no_files(store: Callable[..., Stor
     assert not files.exists(f"{there.uri}/a")
 
 
-def test_what_ray_does_with_a_filesystem_works_on_a_bucket(
+def test_rays_filesystem_operations_work_on_a_bucket(
     store: Callable[..., Store], tmp_path: Path
 ) -> None:
     """It is sent to other processes, and folders are copied there and back."""

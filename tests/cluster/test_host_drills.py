@@ -185,7 +185,7 @@ def cut_off_and_back(cluster: Cluster) -> Cut:
     return Cut(began, given_up - began, time.time() - given_up)
 
 
-def test_a_host_with_notice_of_preemption_leaves_a_checkpoint_and_training_goes_on_without_it(
+def test_a_preempted_host_leaves_a_checkpoint_and_training_continues_without_it(
     prepared: Cluster, undisturbed: Pretraining, table: Table
 ) -> None:
     second = prepared[SECOND]
@@ -254,7 +254,7 @@ def test_a_host_that_dies_while_shards_are_written_changes_no_byte(
     table.add("preparation after a host has died", ended_s)
 
 
-def test_storage_that_is_away_for_half_a_minute_changes_nothing(
+def test_a_storage_outage_of_half_a_minute_changes_nothing(
     prepared: Cluster, undisturbed: Pretraining, table: Table
 ) -> None:
     run = Pretraining(prepared, "storage")
@@ -292,7 +292,7 @@ def test_a_run_ends_without_mlflow_and_its_curve_is_sent_by_the_same_command_lat
     table.add("its curve, once MLflow is back", time.time() - back)
 
 
-def test_a_host_that_dies_under_load_takes_its_requests_in_progress_alone(
+def test_a_host_that_dies_under_load_loses_only_its_requests_in_progress(
     prepared: Cluster, table: Table
 ) -> None:
     """Of those that ask another host, which still has connections to replicas on the dead one."""
@@ -325,7 +325,7 @@ def replicas(cluster: Cluster, *names: str) -> int:
     return sum(each.count("ServeReplica:model-docstrings") for each in listed)
 
 
-def test_all_hosts_are_started_anew_under_load_without_a_lost_request(
+def test_all_hosts_are_restarted_under_load_without_a_lost_request(
     prepared: Cluster, table: Table
 ) -> None:
     """One after the other, as for an upgrade: drained, out of the load balancer, stopped."""
@@ -418,7 +418,7 @@ def test_a_host_with_a_full_disk_is_named(prepared: Cluster, table: Table) -> No
         time.sleep(BAD_ENVIRONMENT_S)
 
 
-def test_what_is_wrong_with_a_host_is_named_before_ray_is_started_there(
+def test_faults_of_a_host_are_named_before_ray_is_started_there(
     cluster: Cluster, table: Table
 ) -> None:
     """Everything at once, on a host that is not yet part of the cluster, and one that is away."""

@@ -39,7 +39,7 @@ def test_hadolint_finds_nothing(tool: Any) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_base_is_pinned_and_the_container_is_nobody_special() -> None:
+def test_the_base_is_pinned_and_the_container_is_unprivileged() -> None:
     (base,) = (value for [value] in arguments_of("ARG") if value.startswith("PYTHON="))
     assert PINNED.fullmatch(base.removeprefix("PYTHON="))
     assert {image for image, *_ in arguments_of("FROM")} == {"${PYTHON}"}
@@ -47,7 +47,7 @@ def test_the_base_is_pinned_and_the_container_is_nobody_special() -> None:
     assert len(arguments_of("HEALTHCHECK")) == 1
 
 
-def test_what_is_installed_is_locked() -> None:
+def test_installed_packages_are_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     given = dict(value.split("=", 1) for [value] in arguments_of("ARG") if "=" in value)
@@ -75,7 +75,7 @@ def test_what_is_installed_is_locked() -> None:
     assert any("PIP_CONSTRAINT=/src/constraints.txt" in words for words in arguments_of("ENV"))
 
 
-def test_what_is_copied_exists_and_is_all_that_docker_is_sent() -> None:
+def test_copied_files_exist_and_docker_is_sent_nothing_else() -> None:
     copied = {
         source
         for words in arguments_of("COPY")

@@ -149,7 +149,7 @@ def test_rays_resources_satisfy_kuberays_schemas_and_rules(documents: list[Docum
         assert list(broken_rules(SCHEMAS["kinds"][document["kind"]], document)) == []
 
 
-def test_a_wrong_field_type_or_rule_would_be_found() -> None:
+def test_a_wrong_field_type_or_rule_is_found() -> None:
     import jsonschema
 
     (job, *_) = of_kind(documents_of("cpu"), "RayJob")
@@ -303,7 +303,7 @@ def test_every_entrypoint_is_a_command_that_raybert_takes(documents: list[Docume
     assert found <= STAGES.keys()
 
 
-def test_stages_that_train_find_as_many_gpus_as_they_have_workers() -> None:
+def test_training_stages_find_a_gpu_per_worker() -> None:
     for name, gpus in (("cpu", 0), ("one-gpu", 1), ("many-gpus", 16)):
         documents = documents_of(name)
         settings = settings_of(documents)
@@ -349,7 +349,7 @@ def test_policies_and_budgets_select_pods_that_exist(documents: list[Document]) 
     assert all(wanted.items() <= each.items() for each in labels)
 
 
-def test_what_a_command_of_the_readme_selects_is_there(documents: list[Document]) -> None:
+def test_selections_in_the_readmes_commands_exist(documents: list[Document]) -> None:
     labels = {each["metadata"]["labels"]["app.kubernetes.io/component"] for each in documents}
     text = (KUBERAY / "README.md").read_text()
     named = re.findall(r"app\.kubernetes\.io/component(?:=| in \()([\w, ]+)", text)
@@ -360,7 +360,7 @@ def test_what_a_command_of_the_readme_selects_is_there(documents: list[Document]
         assert f"`{stage}`" in text
 
 
-def test_kueue_is_asked_for_everything_at_once() -> None:
+def test_kueue_is_asked_for_all_resources_at_once() -> None:
     documents = documents_of("with-kueue")
     for each in of_kind(documents, "RayJob", "RayCluster"):
         assert each["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "raybert"

@@ -53,7 +53,7 @@ def test_rules_are_valid_and_fire_when_they_should(promtool: str, command: list[
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_is_tested_both_ways() -> None:
+def test_every_alert_is_tested_firing_and_silent() -> None:
     cases = [
         case
         for file in FILES

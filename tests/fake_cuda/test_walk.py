@@ -378,7 +378,7 @@ def packs_with_wide_offsets() -> None:
         (packs_with_wide_offsets, "wanted offsets of int32"),
     ],
 )
-def test_what_a_gpu_refuses_is_refused(
+def test_requests_that_a_gpu_refuses_are_refused(
     gpu: "FakeGpu", wrong: Callable[[], None], told: str
 ) -> None:
     with pytest.raises((AssertionError, RuntimeError), match=told):

@@ -79,7 +79,7 @@ def test_the_command_line_wins_over_the_config_whatever_comes_first(tmp_path: Pa
         assert (config.seed, config.pairs.max_length) == (7, 32)
 
 
-def test_a_config_that_is_not_there_is_named_with_the_nearest() -> None:
+def test_a_missing_config_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"configs/prepare/docstrngs.toml.*did you mean configs/"):
         parse("prepare", ["--config", "configs/prepare/docstrngs.toml"])
 
@@ -91,7 +91,7 @@ def test_a_config_that_is_not_there_is_named_with_the_nearest() -> None:
         ("[pairs\nmax_length = 1\n", r"Expected ']' at the end of a table declaration"),
     ],
 )
-def test_a_config_that_is_no_toml_is_named_with_the_place(
+def test_a_config_that_is_not_toml_is_named_with_the_place(
     tmp_path: Path, text: str, told: str
 ) -> None:
     path = tmp_path / "broken.toml"
@@ -100,7 +100,7 @@ def test_a_config_that_is_no_toml_is_named_with_the_place(
         parse("prepare", [*PREPARE, "--config", str(path)])
 
 
-def test_a_value_in_place_of_a_table_of_fields_is_told_how_to_give_them() -> None:
+def test_a_value_in_place_of_a_table_of_fields_is_answered_with_the_right_form() -> None:
     with pytest.raises(ConfigError, match=r"got rows.csv: give them as --train.source …$"):
         parse("finetune", ["--output", "out", "--model", "bundle", "--train", "rows.csv"])
 
@@ -191,7 +191,9 @@ def test_one_task_is_shown_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("what", ["variants", "formats", "configs"])
-def test_what_is_listed_into_a_pipe_is_whole(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_written_to_a_pipe_are_complete(
+    what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = listed(capsys, what).splitlines()
     assert not any("…" in line for line in lines)
     assert max(map(len, lines)) > 80
@@ -213,7 +215,7 @@ def test_copies_of_mlflow_and_files_of_others_are_no_runs(
 
 
 @pytest.mark.parametrize("what", ["variants", "tasks", "configs", "runs"])
-def test_list_shows_what_there_is(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_what_exists(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["list", what])
     assert ended.value.code == 0
@@ -252,7 +254,7 @@ def test_a_command_whose_extra_is_missing_says_so_before_it_begins(
     assert exit_.value.code == 0
 
 
-def test_a_command_that_turns_out_to_need_its_extra_says_so(
+def test_a_command_that_needs_an_extra_during_its_run_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(_: object) -> None:
@@ -266,7 +268,9 @@ def test_a_command_that_turns_out_to_need_its_extra_says_so(
     assert told.startswith("raybert list: wanted torch, which is not installed: run `pip install")
 
 
-def test_a_module_that_no_extra_brings_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_module_that_no_extra_provides_is_our_bug(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def run(_: object) -> None:
         import nowhere  # noqa: F401
 

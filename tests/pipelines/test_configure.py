@@ -145,7 +145,7 @@ def test_a_field_that_is_text_takes_any_from_a_file(
         assert parse("finetune", ["--config", str(again)]) == config
 
 
-def test_what_is_unquoted_is_a_number_true_or_false_where_any_value_fits() -> None:
+def test_unquoted_values_are_numbers_or_booleans_where_any_type_fits() -> None:
     def option(text: str) -> Any:
         return parse("finetune", [*complete("finetune"), "--options.a", text]).options["a"]
 
@@ -190,7 +190,7 @@ def wrong(hint: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("word", ALL)
-def test_a_value_of_another_type_is_told_in_one_line_that_names_the_field(word: str) -> None:
+def test_a_value_of_the_wrong_type_is_reported_in_one_line_that_names_the_field(word: str) -> None:
     unclear = []
     for name, hint in hints(word).items():
         for text in wrong(hint):
@@ -202,7 +202,7 @@ def test_a_value_of_another_type_is_told_in_one_line_that_names_the_field(word: 
 
 
 @pytest.mark.parametrize("word", ALL)
-def test_a_field_without_a_value_is_told(word: str) -> None:
+def test_a_field_without_a_value_is_reported(word: str) -> None:
     unclear = []
     for name, hint in hints(word).items():
         if hint is not bool:
@@ -222,12 +222,12 @@ def test_fields_that_must_be_given_are_named_all(word: str) -> None:
     assert not INTERNALS.search(said)
 
 
-def test_what_is_missing_of_a_model_to_extract_with_is_named() -> None:
+def test_a_missing_setting_of_the_extraction_model_is_named() -> None:
     line = ["--output", "out", "--source", "a.txt", "--tagger.model", "models:/tok@champion"]
     assert message("extract", line).startswith("tagger.fields: wanted a value, got none")
 
 
-def test_a_field_of_a_table_that_there_is_not_is_told() -> None:
+def test_an_unknown_field_of_a_table_is_reported() -> None:
     said = message("finetune", [*complete("finetune"), '--held_out={"sorce": "x"}'])
     assert said.startswith("held_out.sorce: wanted a field")
     assert not INTERNALS.search(said)
@@ -237,7 +237,7 @@ def test_a_field_of_a_table_that_there_is_not_is_told() -> None:
     ("option", "field"),
     [("--max-length", "max_length"), ("--train.rows-per-class", "rows_per_class")],
 )
-def test_an_option_with_hyphens_is_told_as_it_was_written_with_the_field_for_it(
+def test_an_option_with_hyphens_is_quoted_as_written_with_the_field_for_it(
     option: str, field: str
 ) -> None:
     said = message("finetune", [*complete("finetune"), option, "64"])

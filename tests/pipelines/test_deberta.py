@@ -61,7 +61,7 @@ def config_of(name: str, folder: Path, output: Path) -> PretrainConfig:
 @pytest.mark.parametrize(
     ("name", "parts"), [("deberta_wikitext2", {"mlm"}), ("deberta_v3_wikitext2", {"mlm", "rtd"})]
 )
-def test_held_out_losses_fall_and_transformers_loads_what_comes_of_it(
+def test_held_out_losses_fall_and_transformers_loads_the_result(
     name: str, parts: set[str], wikitext: Path, tmp_path: Path
 ) -> None:
     from transformers import AutoModel, AutoModelForMaskedLM

@@ -217,7 +217,7 @@ def test_distilbert_learns_from_shards(on_shards: Distilling) -> None:
 
 @pytest.mark.drill
 @pytest.mark.usefixtures("local_ray")
-def test_one_worker_reads_shards_as_none_does(on_shards: Distilling) -> None:
+def test_one_worker_reads_shards_as_without_workers(on_shards: Distilling) -> None:
     none = distill.run(on_shards("none", epochs=0.03)).counts
     one = distill.run(on_shards("one", epochs=0.03, num_workers=1)).counts
     assert one["loss_after"] == none["loss_after"]
@@ -243,7 +243,7 @@ def other_words(folder: Path) -> str:
     return str(tiny.bundle(folder / "other", tiny.tokenizer(["a", "b"])))
 
 
-def test_a_student_of_other_words_is_refused(refused: Distilling, tmp_path: Path) -> None:
+def test_a_student_with_another_vocabulary_is_refused(refused: Distilling, tmp_path: Path) -> None:
     config = refused(model=other_words(tmp_path))
     with pytest.raises(ConfigError, match="wanted a student with the vocabulary of its teacher"):
         distill.run(config)
@@ -358,7 +358,7 @@ def test_shards_of_other_words_are_refused(on_shards: Distilling, tmp_path: Path
         ({"max_length": 10_000}, r"wanted at most \d+, the number of positions of .*/bundle, got"),
     ],
 )
-def test_what_does_not_fit_the_teacher_is_refused(
+def test_students_that_do_not_fit_the_teacher_are_refused(
     refused: Distilling, changes: dict[str, Any], wanted: str, tmp_path: Path
 ) -> None:
     config = refused(**changes)
@@ -413,7 +413,7 @@ def test_a_config_that_contradicts_itself_is_refused() -> None:
             DistillConfig(**ON_ROWS | changes)
 
 
-def test_what_shards_do_not_have_is_refused() -> None:
+def test_settings_that_shards_do_not_support_are_refused() -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"task": "token-classification"}, "shards: wanted no task with it"),
         ({"options": {"multi_label": True}}, "shards: wanted no options with it"),

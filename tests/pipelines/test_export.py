@@ -158,7 +158,7 @@ def test_8_bits_pass_where_the_fall_is_allowed_and_the_bundle_goes_to_the_regist
 
 
 @pytest.mark.drill
-def test_bfloat16_passes_where_the_fall_is_allowed_and_is_one_way_to_run_the_graph(
+def test_bfloat16_passes_if_the_drop_is_allowed_and_is_one_way_to_run_the_graph(
     config: ExportConfig, likeness: LabelledConfig
 ) -> None:
     from bert_core.bundle.format import load_bundle
@@ -203,7 +203,7 @@ def test_8_bits_that_cost_too_much_are_refused_and_nothing_is_written(
     assert not files.exists(f"{config.output}/manifest.json")
 
 
-def test_an_export_that_was_not_asked_for_8_bits_is_not_told_to_leave_them_out() -> None:
+def test_an_export_without_8_bits_is_not_advised_to_omit_them() -> None:
     config = ExportConfig(output="out", model="model")
     fallen = Verdict(not_worse=False, metric="f1", difference=-0.1, low=-0.2, high=0.0, rows=9)
     message = r"a drop of 0\.1000 by export .* on 9 rows\): raise max_drop, or give more rows if"

@@ -130,7 +130,7 @@ def test_a_record_a_document_in_order_says_what_the_models_say(
 
 
 @pytest.mark.usefixtures("documents")
-def test_a_least_score_leaves_out_what_is_less_sure(config: ExtractConfig) -> None:
+def test_a_minimum_score_leaves_out_less_certain_answers(config: ExtractConfig) -> None:
     assert config.tagger is not None
     assert config.reader is not None
     extract.run(config)
@@ -198,7 +198,7 @@ def test_a_text_file_is_divided_as_it_is_said(
 
 
 @pytest.mark.usefixtures("documents")
-def test_a_run_that_was_killed_goes_on_with_what_is_missing(
+def test_a_killed_run_makes_only_what_is_missing(
     config: ExtractConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_interrupted(extract, config, parts=2)
@@ -219,7 +219,7 @@ def test_a_run_that_was_killed_goes_on_with_what_is_missing(
     assert extract.run(whole).outputs == extract.run(config).outputs
 
 
-def test_documents_that_cannot_be_read_are_put_aside(config: ExtractConfig) -> None:
+def test_unreadable_documents_are_set_aside(config: ExtractConfig) -> None:
     lines = [
         b'{"text": "anna", "id": "a"}',
         b'{"text": null}',
@@ -271,7 +271,7 @@ def test_either_model_may_be_left_out(config: ExtractConfig) -> None:
         ({"part_bytes": 0}, "part_bytes: wanted at least 1, got 0"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(
+def test_impossible_settings_are_refused(
     config: ExtractConfig, change: dict[str, Any], message: str
 ) -> None:
     changed = {
@@ -283,7 +283,7 @@ def test_settings_that_cannot_be_are_refused(
 
 
 @pytest.mark.usefixtures("documents")
-def test_types_tasks_and_columns_that_there_are_none_of_are_refused(
+def test_unknown_types_tasks_and_columns_are_refused(
     config: ExtractConfig, bundles: dict[str, str], tmp_path: Path
 ) -> None:
     assert config.tagger is not None

@@ -62,7 +62,7 @@ class Outage:
 
 
 @pytest.mark.guard
-def test_a_bucket_that_is_away_while_shards_a_checkpoint_and_a_bundle_are_written_costs_only_time(
+def test_an_outage_of_the_bucket_while_shards_a_checkpoint_and_a_bundle_are_written_costs_only_time(
     on_bucket: PretrainConfig,
     pretrained: Any,
     s3_endpoint: str,

@@ -149,7 +149,7 @@ def test_the_weights_that_do_best_on_training_rows_kept_out_are_taken(
     assert scored == [slots - 1, 2 * slots - 1], "published rows are scored once a seed"
 
 
-def test_what_selects_is_no_row_that_is_trained_on_and_the_same_for_every_seed(
+def test_selection_rows_are_not_trained_on_and_are_the_same_for_every_seed(
     selecting: FinetuneConfig,
 ) -> None:
     rows = [{"text": str(number)} for number in range(40)]
@@ -310,7 +310,7 @@ def test_evaluation_has_every_row_once_and_in_order_and_its_accuracy_is_theirs(
     assert (folder / "answers.png").stat().st_size > 1000
 
 
-def test_an_evaluation_tells_what_went_most_wrong(evaluated: Any, tmp_path: Path) -> None:
+def test_an_evaluation_lists_the_worst_errors(evaluated: Any, tmp_path: Path) -> None:
     folder = evaluated.folder / "evaluate"
     table = pq.read_table(folder / "predictions.parquet").to_pylist()
     counts = read_manifest(str(folder)).counts
@@ -522,7 +522,7 @@ def test_held_out_rows_that_were_trained_on_are_counted(evaluated: Any) -> None:
     assert counts["held_out_rows_seen_in_training"] == seen.sum() >= 32
 
 
-def test_an_evaluation_of_what_the_bundle_is_not_registered_for_is_refused(
+def test_an_evaluation_of_another_task_than_the_registered_one_is_refused(
     evaluated: Any, tmp_path: Path
 ) -> None:
     pairs = tmp_path / "pairs.jsonl"
@@ -590,7 +590,7 @@ def test_an_invalid_selection_is_refused() -> None:
             SelectionConfig(**given)
 
 
-def test_a_row_that_the_task_cannot_take_is_named_with_its_file(
+def test_a_row_that_the_task_cannot_use_is_named_with_its_file(
     small: Any, untrained: Any, tmp_path: Path
 ) -> None:
     rows = LabelledConfig(source=str(tmp_path / "dev.jsonl"))

@@ -98,7 +98,7 @@ def test_a_submission_has_the_models_answers_in_the_order_of_the_rows(
     assert glue.run(replace(config, force=True)).outputs["submission.zip"].sha256 == first
 
 
-def test_what_is_missing_is_named_or_filled_with_the_usual_label(
+def test_missing_labels_are_named_or_filled_with_the_default(
     config: GlueConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sets = ("cola", "stsb", "mnli")
@@ -147,7 +147,7 @@ def test_models_of_another_task_or_with_other_labels_are_refused(config: GlueCon
 
 
 @pytest.mark.usefixtures("short")
-def test_evaluations_come_to_a_score(config: GlueConfig, tmp_path: Path) -> None:
+def test_evaluations_combine_to_a_score(config: GlueConfig, tmp_path: Path) -> None:
     evaluations = {}
     for name, test_set in SETS.items():
         if test_set.metrics:

@@ -80,7 +80,7 @@ def test_a_bundle_that_started_from_the_hub_says_from_which_commit(
 
 
 @pytest.mark.drill
-def test_a_run_that_goes_on_keeps_its_commit_when_the_branch_has_moved(
+def test_a_resumed_run_keeps_its_commit_when_the_branch_has_moved(
     encoder: Repository, pretrained: Any, finetuned: Any, tmp_path: Path
 ) -> None:
     config = replace(pretrained.finetune(tmp_path / "finetune"), model=NAME, seeds=(0,), epochs=0.5)
@@ -127,7 +127,7 @@ def test_evaluate_and_predict_answer_with_a_model_of_the_hub_as_with_its_folder(
 
 
 @pytest.mark.drill
-def test_a_sweep_hands_the_commit_to_its_trials(
+def test_a_sweep_passes_the_commit_to_its_trials(
     encoder: Repository, pretrained: Any, tmp_path: Path
 ) -> None:
     base = pretrained.finetune(tmp_path / "tune")
@@ -254,7 +254,7 @@ def ready(hub: Hub, made: PublishConfig, tmp_path: Path) -> Ready:
 
 
 @pytest.mark.drill
-def test_what_is_published_to_the_hub_is_the_same_model_by_its_id(
+def test_a_model_published_to_the_hub_is_the_same_by_its_id(
     hub: Hub, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bert_core.bundle.format import bundle_digest
@@ -309,7 +309,7 @@ def uploads(hub: Hub) -> list[str]:
 
 
 @pytest.mark.guard
-def test_an_upload_that_failed_goes_on_and_removes_what_the_bundle_no_longer_has(
+def test_a_failed_upload_resumes_and_removes_what_the_bundle_no_longer_has(
     hub: Hub, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", OWNER)
@@ -339,7 +339,7 @@ def test_an_upload_that_failed_goes_on_and_removes_what_the_bundle_no_longer_has
     assert len(versions) == 1
 
 
-def test_who_may_not_upload_is_told_before_anything_is_registered(
+def test_a_forbidden_upload_is_reported_before_anything_is_registered(
     hub: Hub, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="hub: wanted a token that may write to somebody/answers"):

@@ -81,7 +81,7 @@ def record(output: str) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.timeout(1200)
-def test_a_host_that_is_lost_is_replaced_by_one_that_waits(
+def test_a_lost_host_is_replaced_by_a_waiting_one(
     prepared: Any,
     tmp_path: Path,
     object_store: str,

@@ -88,7 +88,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory, s3_endpoint: str) -> Iter
 
 
 @pytest.mark.guard
-def test_a_name_that_the_server_does_not_allow_is_told_apart(
+def test_a_name_that_the_server_does_not_allow_is_distinguished(
     tracking: Tracking, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     named = f"localhost:{tracking.server.port}"
@@ -120,7 +120,7 @@ def test_a_name_that_the_server_does_not_allow_is_told_apart(
         (200, r"what answers there is not MLflow \(200\): correct tracking_uri"),  # to log in
     ],
 )
-def test_another_refusal_is_told_apart(status: int, wanted: str) -> None:
+def test_another_refusal_is_distinguished(status: int, wanted: str) -> None:
     class Refuses(http.server.BaseHTTPRequestHandler):  # as a proxy in front of MLflow does
         def do_POST(self) -> None:
             self.send_error(status)  # with a page in HTML
@@ -135,7 +135,7 @@ def test_another_refusal_is_told_apart(status: int, wanted: str) -> None:
         proxy.shutdown()
 
 
-def test_a_server_that_is_away_is_no_refusal() -> None:
+def test_an_unreachable_server_is_not_a_refusal() -> None:
     require_consent("http://127.0.0.1:9")
     with pytest.raises(ResourceError, match="it does not answer: start it"):
         require_answer("http://127.0.0.1:9")
@@ -195,7 +195,7 @@ def test_the_page_of_a_run_is_on_the_server_that_it_was_written_to(
 
 @pytest.mark.guard
 @pytest.mark.usefixtures("local_ray")
-def test_what_dies_under_a_training_run_loses_no_point_and_repeats_none(
+def test_processes_killed_under_a_training_run_lose_and_repeat_no_point(
     tracking: Tracking,
     prepared: Any,
     tmp_path: Path,

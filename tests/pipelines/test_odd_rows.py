@@ -92,7 +92,7 @@ def test_fine_tuning_counts_the_rows_that_are_empty_or_cut(
         ([*GOOD, {"txt": "a", "label": "x"}], GOOD, "row 17: wanted text in the column 'text'"),
     ],
 )
-def test_rows_to_fine_tune_on_that_will_not_do_are_named(
+def test_unusable_training_rows_are_named(
     tuning: FinetuneConfig, written: Written, train: Any, held_out: Any, message: str
 ) -> None:
     config = replace(
@@ -300,7 +300,7 @@ def test_predicting_counts_the_rows_that_are_empty_or_cut(
     assert "predict: 2 rows with empty text in" in capsys.readouterr().out
 
 
-def test_pairs_are_nothing_for_a_model_of_single_texts(
+def test_a_model_of_single_texts_refuses_pairs(
     evaluation: EvaluateConfig, written: Written
 ) -> None:
     pairs = written("pairs.jsonl", [*GOOD, GOOD[0] | {"text_pair": "Return a list."}])

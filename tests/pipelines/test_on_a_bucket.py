@@ -19,7 +19,7 @@ PUBLIC = {"Effect": "Allow", "Principal": "*", "Action": "s3:*"}
 
 
 @pytest.mark.cluster
-def test_a_joined_cluster_works_on_a_bucket_that_fails_now_and_then(
+def test_a_joined_cluster_works_on_a_bucket_that_fails_occasionally(
     prepared: Any,
     head: Any,
     object_store: str,

@@ -42,7 +42,7 @@ def container(azurite: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.guard
-def test_a_container_does_all_that_is_asked_of_a_bucket(
+def test_a_container_supports_everything_that_a_bucket_does(
     container: str, azurite: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = np.random.default_rng(0).bytes(2 * PIECE_BYTES + 12_345)

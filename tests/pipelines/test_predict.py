@@ -55,7 +55,7 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("rows", "parts"), [(100, 1), (20_000, 16), (200_000, 50)], ids=["few", "20,000", "many"]
 )
-def test_of_many_texts_there_are_many_parts(rows: int, parts: int, tmp_path: Path) -> None:
+def test_many_texts_have_many_parts(rows: int, parts: int, tmp_path: Path) -> None:
     """Or else one worker of two is idle, nothing moves, and a kill loses all."""
     path = tmp_path / "rows.txt"
     path.write_text(f"{'x' * 79}\n" * rows)
@@ -159,7 +159,7 @@ def test_tables_of_text_come_back_in_order_and_workers_and_parts_change_nothing(
 
 
 @pytest.mark.parametrize("name", ["dev.tsv", "dev.tsv.bz2"])
-def test_what_finetune_reads_predict_reads(
+def test_predict_reads_what_finetune_reads(
     config: PredictConfig, tmp_path: Path, name: str
 ) -> None:
     lines = "".join(f"{text}\t{n % 2}\t\n" for n, text in enumerate(TEXTS))
@@ -186,7 +186,7 @@ def test_what_finetune_reads_predict_reads(
         assert {row["text_pair"] for row in found} == {""}
 
 
-def test_rows_of_a_table_that_cannot_be_read_are_put_aside_by_line(
+def test_unreadable_rows_of_a_table_are_set_aside_by_line(
     config: PredictConfig, tmp_path: Path
 ) -> None:
     data = (
@@ -239,7 +239,7 @@ def test_rows_of_a_table_that_cannot_be_read_are_put_aside_by_line(
         ),
     ],
 )
-def test_a_table_of_text_that_would_be_put_aside_whole_is_refused(
+def test_a_table_of_text_that_would_be_rejected_whole_is_refused(
     config: PredictConfig, tmp_path: Path, name: str, text: str, message: str
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -254,7 +254,7 @@ def test_lines_of_text_are_rows(config: PredictConfig, tmp_path: Path) -> None:
     assert [row["text"] for row in lines_of(f"{config.output}/rows")] == TEXTS
 
 
-def test_rows_that_cannot_be_answered_are_put_aside_with_the_reason(
+def test_rows_that_cannot_be_answered_are_set_aside_with_the_reason(
     config: PredictConfig,
 ) -> None:
     lines = [
@@ -289,7 +289,7 @@ def test_rows_that_cannot_be_answered_are_put_aside_with_the_reason(
     assert "text (text), text_pair (text), text is missing" in at["48"].replace(" and", ",")
 
 
-def test_what_is_not_to_be_cut_is_put_aside(config: PredictConfig) -> None:
+def test_texts_that_may_not_be_cut_are_set_aside(config: PredictConfig) -> None:
     rows = [{"text": "short"}, {"text": "long " * 1000}, {"text": "short again"}]
     Path(str(config.source)).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     strict = replace(config, parameters={"truncation": False, "top_k": 1}, part_bytes=1_000_000)
@@ -303,7 +303,7 @@ def test_what_is_not_to_be_cut_is_put_aside(config: PredictConfig) -> None:
     assert predict.run(cutting).counts["rejected"] == 0
 
 
-def test_a_run_that_was_killed_goes_on_with_the_parts_that_are_missing(
+def test_a_killed_run_makes_only_the_missing_parts(
     config: PredictConfig,
 ) -> None:
     Path(str(config.source)).write_text("".join(f"{json.dumps({'text': t})}\n" for t in TEXTS))
@@ -326,7 +326,9 @@ def test_an_encoder_fills_masks(untrained: Any, config: PredictConfig) -> None:
     assert [len(row["predicted_words"]) for row in lines_of(f"{config.output}/rows")] == [1, 2]
 
 
-def test_what_would_put_every_row_aside_is_refused(config: PredictConfig, tmp_path: Path) -> None:
+def test_a_setting_that_would_reject_every_row_is_refused(
+    config: PredictConfig, tmp_path: Path
+) -> None:
     path = tmp_path / "rows.parquet"
     table = pa.table({"body": TEXTS, "answer": TEXTS})
     pq.write_table(table, path)

@@ -79,9 +79,7 @@ def test_a_restart_makes_only_what_is_missing(prepared: Any, tmp_path: Path) -> 
 
 @pytest.mark.ray
 @pytest.mark.guard
-def test_a_run_that_everything_happens_to_ends_in_the_same_bytes(
-    prepared: Any, tmp_path: Path
-) -> None:
+def test_a_run_with_every_failure_ends_in_the_same_bytes(prepared: Any, tmp_path: Path) -> None:
     """In fresh processes: killed in the first pass; a worker killed, then all in the second. This
     process goes on with what they left."""
     folder = tmp_path / "shards"
@@ -337,7 +335,7 @@ def test_equal_documents_count_once_where_that_is_asked_for(prepared: Any, tmp_p
 
 @pytest.mark.drill
 @pytest.mark.parametrize("names", ["ab", "ba"])
-def test_of_equal_and_similar_documents_that_of_the_heaviest_source_is_used_and_counted(
+def test_the_duplicate_from_the_heaviest_source_is_used_and_counted(
     prepared: Any, tmp_path: Path, names: str
 ) -> None:
     documents = prepared.text.read_text().split("\n\n")[:60]
@@ -490,7 +488,7 @@ def test_a_vocabulary_of_another_casing_is_refused(prepared: Any, tmp_path: Path
     assert not (tmp_path / "shards").exists()
 
 
-def test_a_source_that_vanishes_is_named(prepared: Any, tmp_path: Path) -> None:
+def test_a_source_that_disappears_is_named(prepared: Any, tmp_path: Path) -> None:
     documents = prepared.text.read_text().split("\n\n")
     for name, part in (("a", documents[::2]), ("b", documents[1::2])):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
@@ -507,7 +505,7 @@ def test_a_source_that_vanishes_is_named(prepared: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.drill
-def test_an_output_within_the_corpus_is_no_part_of_it(prepared: Any, tmp_path: Path) -> None:
+def test_an_output_within_the_corpus_is_not_part_of_it(prepared: Any, tmp_path: Path) -> None:
     shutil.copy(prepared.text, tmp_path / "text.txt")
     config = prepared.prepare(tmp_path / "out" / "shards")
     config = replace(config, corpus=replace(config.corpus, source=str(tmp_path)))
@@ -517,7 +515,9 @@ def test_an_output_within_the_corpus_is_no_part_of_it(prepared: Any, tmp_path: P
     assert digests(tmp_path / "out" / "shards") == digests(prepared.folder / "shards")
 
 
-def test_a_mistake_in_a_remark_is_found_before_the_work(prepared: Any, tmp_path: Path) -> None:
+def test_a_mistake_in_a_comment_line_is_found_before_the_work(
+    prepared: Any, tmp_path: Path
+) -> None:
     config = replace(prepared.prepare(tmp_path / "shards"), compare_with=str(tmp_path / "none"))
     with pytest.raises(FormatError, match=r"none: wanted tokenizer.json or vocab.txt, found neith"):
         prepare.run(config)

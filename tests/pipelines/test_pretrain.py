@@ -220,7 +220,7 @@ def test_the_last_steps_see_other_rows(prepared: Any, longer_rows: str, tmp_path
 
 
 @pytest.mark.guard
-def test_a_run_that_is_killed_in_either_phase_goes_on_where_it_was_left(
+def test_a_run_killed_in_either_phase_resumes_where_it_stopped(
     prepared: Any, longer_rows: str, tmp_path: Path
 ) -> None:
     config = in_two_phases(prepared, longer_rows, tmp_path / "out")
@@ -237,9 +237,7 @@ def test_a_run_that_is_killed_in_either_phase_goes_on_where_it_was_left(
 
 
 @pytest.mark.trained
-def test_points_lost_on_their_way_are_recorded_by_the_run_that_goes_on(
-    prepared: Any, tmp_path: Path
-) -> None:
+def test_lost_points_are_recorded_by_the_resumed_run(prepared: Any, tmp_path: Path) -> None:
     """A report of Ray Train's comes back before it is recorded."""
     config = prepared.pretrain(tmp_path / "out")
 
@@ -349,7 +347,7 @@ def test_phases_that_do_not_fit_together_are_refused(
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_a_run_that_diverges_is_not_tried_again_and_names_its_last_checkpoint(
+def test_a_run_that_diverges_is_not_retried_and_names_its_last_checkpoint(
     prepared: Any, tmp_path: Path
 ) -> None:
     from bert_core.train.loop import DivergedError
@@ -370,7 +368,7 @@ def test_a_run_that_diverges_is_not_tried_again_and_names_its_last_checkpoint(
 @pytest.mark.ray
 @pytest.mark.guard
 @pytest.mark.timeout(1800)
-def test_a_run_that_everything_happens_to_ends_as_one_left_alone(
+def test_a_run_with_every_failure_ends_as_an_undisturbed_one(
     prepared: Any, tmp_path: Path, server: Any, start: "Start"
 ) -> None:
     """Two workers, dropout on: the same bits, and one MLflow run with every step once, in order."""

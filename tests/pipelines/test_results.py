@@ -66,9 +66,7 @@ def example(kind: type[Counts], *, full: bool) -> Counts:
 
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_what_a_stage_came_to_is_in_its_manifest(
-    kind: type[Counts], full: bool, tmp_path: Path
-) -> None:
+def test_a_stages_result_is_in_its_manifest(kind: type[Counts], full: bool, tmp_path: Path) -> None:
     counts = example(kind, full=full)
     assert counts.line
     assert counts.line == counts.line.strip()
@@ -221,7 +219,7 @@ PARTS: dict[str, Any] = {
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Counts) else "",
 )  # fmt: skip
-def test_a_line_and_a_sentence_say_what_came_out(counts: Counts, line: str, sentence: str) -> None:
+def test_a_line_and_a_sentence_state_the_result(counts: Counts, line: str, sentence: str) -> None:
     told = (counts.line, counts.sentence)
     assert [text.replace("\N{NO-BREAK SPACE}", " ") for text in told] == [line, sentence]
 

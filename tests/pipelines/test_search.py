@@ -112,7 +112,7 @@ def _cut(predictor: "Predictor") -> Any:
     return predictor.task.parameters(truncate=True)  # type: ignore[call-arg]
 
 
-def test_what_cannot_be_searched_is_refused(
+def test_unsearchable_vectors_are_refused(
     config: SearchConfig, finetuned: Any, once: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"columns: wanted some of id, text, odd, got 'name'"):
@@ -239,7 +239,7 @@ def test_rows_of_jsonl_get_one_type_over_the_corpus(
     ]
 
 
-def test_a_column_that_no_table_can_hold_is_named(
+def test_a_column_of_an_unsupported_type_is_named(
     config: SearchConfig, pretrained: Any, tmp_path: Path
 ) -> None:
     odd = {

@@ -33,7 +33,7 @@ KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type)]
         ("models:/x@champion and me@there.example?", "models:/x@champion and me@there.example?"),
     ],
 )
-def test_an_address_is_shown_without_what_is_secret_in_it(text: str, shown: str) -> None:
+def test_an_address_is_shown_without_its_secrets(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
 
 

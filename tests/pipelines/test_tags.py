@@ -64,7 +64,7 @@ def tagger(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.bundle(folder / "bundle", tokenizer, task=task)
 
 
-def test_what_is_learned_does_not_depend_on_the_scheme_of_a_file(
+def test_training_does_not_depend_on_the_scheme_of_a_file(
     pretrained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from bert_core.bundle.format import load_bundle
@@ -109,7 +109,7 @@ def test_a_file_is_scored_alike_in_every_scheme_whatever_the_model_learned_from(
     assert 0 < found[0]["f1"] < 1
 
 
-def test_a_type_that_no_training_row_has_is_missed_and_told_but_ends_no_run(
+def test_a_type_without_training_rows_is_reported_but_does_not_end_the_run(
     pretrained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = written(tmp_path / "train.conll", "BIO")

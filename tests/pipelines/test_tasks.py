@@ -283,9 +283,7 @@ def test_a_task_that_is_not_trained_is_answered_by_a_model_for_another(
         finetune.run(training)
 
 
-def test_a_metric_that_there_is_none_of_is_refused(
-    small: Any, untrained: Any, tmp_path: Path
-) -> None:
+def test_an_unknown_metric_is_refused(small: Any, untrained: Any, tmp_path: Path) -> None:
     evaluation = small.evaluate(tmp_path / "evaluate")
     config = replace(evaluation, model=str(untrained.classifier), metric="bleu")
     with pytest.raises(ConfigError, match=r"metric: wanted one of accuracy, .*, got 'bleu'"):

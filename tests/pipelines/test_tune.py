@@ -161,7 +161,7 @@ def test_every_trial_is_a_run_below_that_of_the_sweep_and_the_best_is_registered
     assert counts["is_champion"]
 
 
-def test_trials_in_this_process_come_to_the_same(
+def test_trials_in_this_process_give_the_same_result(
     swept: tuple[TuneConfig, list[Any]], tmp_path: Path
 ) -> None:
     from bert_core.bundle.format import load_bundle
@@ -176,9 +176,7 @@ def test_trials_in_this_process_come_to_the_same(
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_asha_ends_what_does_worse_and_what_it_ended_stays_so(
-    pretrained: Any, tmp_path: Path
-) -> None:
+def test_asha_ends_worse_trials_and_they_stay_ended(pretrained: Any, tmp_path: Path) -> None:
     search = SweepConfig(
         method="asha",
         space={"lr": [ASLEEP, HOT]},
@@ -213,7 +211,7 @@ def test_asha_ends_what_does_worse_and_what_it_ended_stays_so(
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_what_a_user_can_mend_in_a_trial_is_said(pretrained: Any, tmp_path: Path) -> None:
+def test_a_trials_error_that_the_user_can_fix_is_reported(pretrained: Any, tmp_path: Path) -> None:
     search = SweepConfig(space={"batch_size": [8, 64]})
     config = sweep(pretrained, tmp_path / "out", search=search)
     message = r"rows.jsonl: wanted at least batch_size = 64 rows to train on, got 32, of which 8 ar"
@@ -275,7 +273,7 @@ def test_a_trial_that_diverges_does_not_end_the_sweep(pretrained: Any, tmp_path:
 
 @pytest.mark.ray
 @pytest.mark.drill
-def test_a_sweep_that_was_killed_goes_on_and_runs_no_finished_trial_again(
+def test_a_killed_sweep_resumes_without_repeating_finished_trials(
     pretrained: Any, tmp_path: Path
 ) -> None:
     """SIGKILL of the driver and everything it started, with a trial done, one half done, and one
@@ -314,7 +312,7 @@ def started(config: TuneConfig) -> subprocess.Popen:
     return start_with_input([sys.executable, "-c", RUN], pickle.dumps(config))
 
 
-def test_the_grid_that_is_there_without_a_word_is_that_of_the_paper() -> None:
+def test_the_default_grid_is_the_papers() -> None:
     trials = SweepConfig().trials()
     assert len(trials) == 18
     assert {trial["lr"] for trial in trials} == {5e-5, 3e-5, 2e-5}
@@ -329,7 +327,7 @@ def test_the_order_in_which_fields_are_named_does_not_change_a_grid() -> None:
     assert trials[1] == {"epochs": 1.0, "lr": 1e-5}
 
 
-def test_what_is_drawn_follows_from_the_seed_alone_and_lies_in_the_range() -> None:
+def test_draws_depend_on_the_seed_alone_and_are_in_range() -> None:
     space = {
         "lr": {"low": 1e-5, "high": 1e-3, "log": True},
         "batch_size": {"low": 8, "high": 11},

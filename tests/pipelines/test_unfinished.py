@@ -115,7 +115,7 @@ NOTES = (
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_work_is_what_is_not_written_beside_it(stage: str, tmp_path: Path) -> None:
+def test_notes_beside_saved_work_do_not_count_as_work(stage: str, tmp_path: Path) -> None:
     for name in (*NOTES, *SAVED[stage]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")

@@ -120,7 +120,7 @@ def test_training_goes_on_from_what_was_learned_in_another_unit(
     )
 
 
-def test_a_student_and_an_evaluation_are_told_in_the_unit_of_the_rows(
+def test_a_student_and_an_evaluation_are_reported_in_the_unit_of_the_rows(
     priced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = rows_in(tmp_path, *PRICES)

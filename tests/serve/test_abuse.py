@@ -164,7 +164,7 @@ def test_equal_seeds_give_equal_requests() -> None:
     assert first != list(odd_requests.odd_requests(SEED + 1, 500))
 
 
-def test_a_text_of_megabytes_holds_up_nobody(together: Server, answers: dict[bytes, bytes]) -> None:
+def test_a_text_of_megabytes_delays_nobody(together: Server, answers: dict[bytes, bytes]) -> None:
     """The longest text that may be sent takes seconds; others are answered meanwhile."""
     path = "/v1/models/token-classification"
     good, wanted = next(item for item in answers.items() if f" {path} ".encode() in item[0])
@@ -303,7 +303,7 @@ def test_a_request_whose_end_is_in_doubt_is_refused_and_its_connection_closed(
     assert re.findall(rb"HTTP/1.1 (\d+)", received) in ([b"400"], [b"422"])
 
 
-def test_a_length_that_is_too_small_makes_no_second_request(
+def test_a_length_that_is_too_small_yields_no_second_answer(
     together: Server, answers: dict[bytes, bytes]
 ) -> None:
     """What is left over is a request of its own, of the same client, as HTTP says."""

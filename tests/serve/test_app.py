@@ -142,14 +142,14 @@ def test_health_and_readiness_answer_everywhere(client: httpx.Client, prefix: st
         assert (response.status_code, response.json()) == (200, {"status": status})
 
 
-def test_a_bad_request_is_told_why(client: httpx.Client) -> None:
+def test_a_bad_request_is_explained(client: httpx.Client) -> None:
     """All that may be bad is in `test_bad_input`."""
     response = client.post("/v1/models/docs", json={"inputs": 7})
     assert response.status_code == 422
     assert "inputs: wanted text, got a number (7)" in response.json()["error"]
 
 
-def test_an_unknown_model_is_a_404_that_names_those_there_are(client: httpx.Client) -> None:
+def test_an_unknown_model_is_a_404_that_names_the_served_ones(client: httpx.Client) -> None:
     response = client.post("/v1/models/dogs", json={"inputs": "a"})
     assert response.status_code == 404
     message = 'there is no model "dogs": those served here are docs, other'
@@ -234,7 +234,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_requests_are_answered_in_json(apart: Server, name: str) -> None:
+def test_malformed_requests_are_answered_in_json(apart: Server, name: str) -> None:
     line, header, wanted = ODD[name]
     body = b'{"inputs": "a"}'
     head = b"%s\r\nHost: localhost\r\nContent-Type: application/json\r\n%s" % (line, header)
@@ -287,9 +287,7 @@ def test_new_requests_are_told_that_it_stops_and_a_second_signal_does_not_wait(
 
 
 @pytest.mark.guard
-def test_a_cluster_that_asks_for_no_token_is_used_only_where_that_is_allowed(
-    open_head: Any, bundle: Path
-) -> None:
+def test_a_cluster_without_a_token_is_used_only_if_allowed(open_head: Any, bundle: Path) -> None:
     """That one is served on where it is allowed is shown where a node is lost."""
     (port,) = free_ports(1)
     address = open_head.addresses["host:port"]
@@ -341,7 +339,7 @@ def test_a_cluster_that_asks_for_no_token_is_used_only_where_that_is_allowed(
     ids=["models", "replicas and threads", "GPUs", "shares of CPUs", "shares of GPUs"],
 )
 @pytest.mark.usefixtures("local_ray")
-def test_what_the_cluster_has_no_room_for_is_refused_with_what_would_help(
+def test_work_too_large_for_the_cluster_is_refused_with_the_way_out(
     settings: dict[str, Any], message: str
 ) -> None:
     from serve import app  # after the environment is set
@@ -353,7 +351,7 @@ def test_what_the_cluster_has_no_room_for_is_refused_with_what_would_help(
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_models_that_do_not_fit_into_memory_together_are_refused_with_what_they_want(
+def test_models_that_do_not_fit_into_memory_together_are_refused_with_their_needs(
     bundle: Path, tmp_path: Path
 ) -> None:
     from serve.cluster.capacity import check_memory  # after the environment is set
@@ -408,7 +406,7 @@ def test_the_line_that_is_printed_sends_the_first_example_of_the_bundle(
     ]  # fmt: skip
 
 
-def test_a_certificate_that_is_missing_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_a_missing_certificate_is_reported_before_anything_starts(tmp_path: Path) -> None:
     from serve.cluster.applications import certificate  # after the environment is set
 
     with pytest.raises(ConfigError, match="tls_certificate: wanted a PEM file"):

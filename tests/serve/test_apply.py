@@ -275,7 +275,7 @@ def test_models_in_one_process_are_added_and_removed_while_the_others_answer(
 
 
 @pytest.mark.guard
-def test_what_is_wrong_is_told_before_anything_changes(cluster: Cluster, tmp_path: Path) -> None:
+def test_faults_are_reported_before_anything_changes(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(f'port = {cluster.port}\n[models.docs]\nmodel = "{tmp_path}/gone"\n')
     before = cluster.client.get("/v1/models").json()
@@ -312,7 +312,7 @@ def test_stopping_leaves_nothing_to_answer(cluster: Cluster) -> None:
         ([], "apply: wanted a TOML file, got none.toml, which does not exist"),
     ],
 )
-def test_a_file_that_cannot_be_applied_is_told(
+def test_a_file_that_cannot_be_applied_is_reported(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -11,7 +11,7 @@ from serve.config import CandidateConfig, ModelConfig, ServeConfig, config_of_on
 from serve.request.limits import Limits
 
 
-def test_models_are_given_as_a_list_or_with_commas_between() -> None:
+def test_models_are_given_as_a_list_or_separated_by_commas() -> None:
     wanted = {"docs": "models:/docs@champion", "mine": "runs/mine/bundle"}
     assert parse_models(["docs=models:/docs@champion", "mine=runs/mine/bundle"]) == wanted
     assert parse_models("docs=models:/docs@champion, mine=runs/mine/bundle") == wanted
@@ -66,13 +66,13 @@ def test_a_value_out_of_range_is_refused(field: str, value: Any, message: str) -
     assert message in str(caught.value)
 
 
-def test_any_host_goes_without_haproxy() -> None:
+def test_any_host_is_accepted_without_haproxy() -> None:
     assert (
         ServeConfig(models="a=x", host="192.0.2.7", haproxy=False, no_auth=True).host == "192.0.2.7"
     )
 
 
-def test_a_models_own_settings_come_before_the_common_ones() -> None:
+def test_a_models_own_settings_override_the_common_ones() -> None:
     config = ServeConfig(
         models={
             "docs": {"model": "a", "threads": 2, "limits": {"max_inputs": 7}, "max_replicas": 4},
@@ -135,7 +135,7 @@ def test_a_models_own_settings_come_before_the_common_ones() -> None:
         ({}, "models: wanted at least one table [models.<name>], got none"),
     ],
 )
-def test_a_table_that_is_wrong_is_refused(models: dict[str, Any], message: str) -> None:
+def test_an_invalid_table_is_refused(models: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ServeConfig(models=models)
     assert message in str(caught.value)
@@ -223,6 +223,6 @@ def test_a_file_has_a_table_per_model(tmp_path: Path) -> None:
     assert mine == ModelConfig(model="0", limits=Limits(max_inputs=9, max_top_k=3))
 
 
-def test_traces_want_haproxy_since_rays_own_proxy_tells_paths() -> None:
+def test_traces_require_haproxy_since_rays_own_proxy_reveals_paths() -> None:
     with pytest.raises(ConfigError, match="otlp_endpoint: wanted none without HAProxy"):
         ServeConfig(models="a=x", otlp_endpoint="http://localhost:4318", haproxy=False)

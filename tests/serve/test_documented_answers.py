@@ -138,7 +138,7 @@ def test_every_task_is_called_in_every_way_that_there_is(task: str) -> None:
     assert all(call.shown for call in calls(section) if "=" not in call.source.split("(")[0])
 
 
-def test_a_fence_is_parted_into_calls_and_compared_with_a_tolerance() -> None:
+def test_a_fence_is_split_into_calls_and_compared_with_a_tolerance() -> None:
     section = (
         "```console\n$ echo a \\\n    b\na b\n$ echo 'c\n   d'\nc d\n```\n"
         "```pycon\n>>> x = 0.25\n>>> [x,\n...  1]\n[0.26, 1]\n```\n"

@@ -104,7 +104,7 @@ def test_a_process_that_is_killed_is_replaced_and_every_answer_is_right(
             print(f"{name}: full {full_s:.1f} s, process {replaced_s:.1f} s")
 
 
-def test_a_replica_that_is_stopped_is_replaced_and_what_it_was_asked_answered(
+def test_a_stopped_replica_is_replaced_and_its_requests_are_answered(
     server: Server, questions: Sequence[Question]
 ) -> None:
     """Stopped, not ended: it closes no connection."""
@@ -142,7 +142,7 @@ def test_an_answer_comes_at_once_or_not_at_all(
                 assert same(json.loads(answer), question.wanted)
 
 
-def test_a_request_is_told_where_no_process_can_come_back(
+def test_a_request_is_refused_if_no_process_can_return(
     server: Server, mortal_server: Mortal, questions: Sequence[Question]
 ) -> None:
     """Nobody waits for ever, and once the cause is mended the model answers by itself."""

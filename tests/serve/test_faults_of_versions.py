@@ -145,7 +145,7 @@ def seconds_until(holds: Callable[[], bool], timeout_s: float) -> float:
     return time.monotonic() - began_s
 
 
-def test_version_3_fails_only_at_what_no_example_is_like(versions: dict[str, Path]) -> None:
+def test_version_3_fails_only_on_inputs_unlike_every_example(versions: dict[str, Path]) -> None:
     predictor = Predictor(versions["3"], device="cpu")
     assert len(predictor.predict(SHORT)) == len(SHORT)
     with pytest.raises(FormatError, match="got NaN"):
@@ -153,7 +153,7 @@ def test_version_3_fails_only_at_what_no_example_is_like(versions: dict[str, Pat
 
 
 @pytest.mark.parametrize("away", ["hangs", "is gone"])
-def test_a_roll_over_waits_for_a_registry_that_is_away(
+def test_a_roll_over_waits_for_an_unreachable_registry(
     mortal_server: Mortal, versions: dict[str, Path], away: str
 ) -> None:
     mortal_server.settle("1")
@@ -179,7 +179,7 @@ def test_a_roll_over_waits_for_a_registry_that_is_away(
     assert clients.failed() == []
 
 
-def test_a_replica_that_dies_while_the_registry_is_away_comes_back_with_what_was_served(
+def test_a_replica_that_dies_while_the_registry_is_down_returns_with_the_served_version(
     mortal_server: Mortal, versions: dict[str, Path]
 ) -> None:
     mortal_server.settle("2")  # it was deployed with 1
@@ -195,7 +195,7 @@ def test_a_replica_that_dies_while_the_registry_is_away_comes_back_with_what_was
     live.eventually(lambda: mortal_server.all_are("2"), ROLLOVER_S)
 
 
-def test_a_version_that_the_disk_has_no_room_for_is_taken_once_there_is_room(
+def test_a_version_too_large_for_the_disk_is_loaded_once_there_is_room(
     mortal_server: Mortal, versions: dict[str, Path]
 ) -> None:
     cache = mortal_server.cache
@@ -224,7 +224,7 @@ def test_a_version_that_the_disk_has_no_room_for_is_taken_once_there_is_room(
     assert clients.failed() == []
 
 
-def test_a_version_that_fails_at_every_request_gives_way_to_the_one_before(
+def test_a_version_that_fails_every_request_is_rolled_back(
     mortal_server: Mortal, versions: dict[str, Path]
 ) -> None:
     mortal_server.settle("2")
@@ -261,7 +261,7 @@ def test_a_version_that_fails_at_every_request_gives_way_to_the_one_before(
         assert clients.digests(moved_s) == {sound}
 
 
-def test_a_version_that_ends_the_process_that_loads_it_does_so_once(
+def test_a_version_that_kills_the_process_loading_it_does_so_once(
     mortal_server: Mortal, versions: dict[str, Path]
 ) -> None:
     """As the kernel ends a process that has no memory for it."""
@@ -371,7 +371,7 @@ def test_a_version_with_nan_in_weights_that_no_example_uses_is_not_served(
     assert clients.digests() == {bundle_digest(versions["1"])}
 
 
-def test_a_plan_whose_model_fails_at_every_request_gives_way_to_the_one_before(
+def test_a_plan_whose_model_fails_every_request_is_rolled_back(
     versions: dict[str, Path],
 ) -> None:
     with (
@@ -392,7 +392,7 @@ def test_a_plan_whose_model_fails_at_every_request_gives_way_to_the_one_before(
 
 
 @pytest.mark.parametrize("mode", ["shadow", "split"])
-def test_a_candidate_that_fails_at_every_request_is_set_aside_and_harms_nobody_else(
+def test_a_candidate_that_fails_every_request_is_disabled_and_affects_nobody_else(
     versions: dict[str, Path], mode: Any
 ) -> None:
     candidate = Candidate(source=live.plan_of(versions["3"]).source, share=1.0, mode=mode)

@@ -43,9 +43,7 @@ def cluster() -> "Iterator[Cluster]":
     made.shutdown()
 
 
-def test_a_node_that_is_lost_fails_no_request(
-    cluster: "Cluster", bundle: Path, tmp_path: Path
-) -> None:
+def test_a_lost_node_fails_no_request(cluster: "Cluster", bundle: Path, tmp_path: Path) -> None:
     from bert_core.inference.predictor import Predictor
 
     port, *others = free_ports(3)

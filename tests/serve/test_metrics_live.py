@@ -190,7 +190,9 @@ def test_every_metric_and_label_that_is_asked_for_is_exported(where: str, page: 
 
 
 @pytest.mark.guard  # what operators look at when a roll-over fails
-def test_versions_errors_and_a_failed_roll_over_are_told_apart(page: Page, server: Server) -> None:
+def test_versions_errors_and_a_failed_roll_over_are_distinguished(
+    page: Page, server: Server
+) -> None:
     requests = page["ray_raybert_requests_total"]
     outcomes = {(each["model"], each["status"], each["error_type"]) for each in requests}
     assert {

@@ -35,7 +35,7 @@ def test_a_link_to_a_file_is_one_to_its_page(page: str, link: str, wanted: str) 
     assert on_site(link, page) == wanted
 
 
-def test_only_files_that_exist_are_taken_along() -> None:
+def test_only_existing_files_are_copied() -> None:
     text = "[a](../bert_core/files.py) [b](nothing.md) [c](#here) [d](mailto:x@y.z)"
     assert linked(text, "docs/x.md") == {"bert_core/files.py"}
 
@@ -51,7 +51,7 @@ def test_every_result_of_a_benchmark_is_linked_from_a_page() -> None:
     assert {str(path.relative_to(ROOT)) for path in results} - shown == set()
 
 
-def test_a_page_that_nobody_links_to_and_one_that_loads_from_elsewhere_are_told(
+def test_an_unlinked_page_and_one_that_loads_from_elsewhere_are_reported(
     tmp_path: Path,
 ) -> None:
     front = '<nav><a href="b.html"></a></nav><article><a href="a.html#x"></a></article>'

@@ -107,7 +107,7 @@ def index(parts: list[str]) -> dict[str, Any]:
         ),
     ],
 )
-def test_of_a_repository_one_copy_of_the_model_is_needed(
+def test_only_one_copy_of_a_repositorys_model_is_needed(
     names: list[str], contents: Mapping[str, Any], needed: str
 ) -> None:
     assert needed_files(names, lambda name: contents[name]) == needed.split()
@@ -125,12 +125,12 @@ def test_of_a_repository_one_copy_of_the_model_is_needed(
         (["config.json", "model.safetensors"], "or vocab.txt, got neither"),
     ],
 )
-def test_what_is_lacking_is_said_with_what_there_is(names: list[str], message: str) -> None:
+def test_missing_files_are_named_with_the_existing_ones(names: list[str], message: str) -> None:
     with pytest.raises(FormatError, match=message):
         needed_files(names)
 
 
-def test_of_a_tokenizer_its_own_files_are_needed() -> None:
+def test_only_a_tokenizers_own_files_are_needed() -> None:
     wanted = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
     assert needed_of_tokenizer(BERT_BASE_UNCASED) == wanted
 
@@ -144,7 +144,7 @@ def test_of_a_tokenizer_its_own_files_are_needed() -> None:
         (None, "a repository without config.json"),
     ],
 )
-def test_a_config_of_no_encoder_is_refused(entries: Any, message: str) -> None:
+def test_a_config_that_is_not_an_encoders_is_refused(entries: Any, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         check_family([], entries)
 

@@ -67,7 +67,7 @@ MACHINES: Mapping[str, tuple[dict[str, str], int | None]] = {
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_what_is_left_is_the_least_of_the_machine_and_its_groups(name: str, tmp_path: Path) -> None:
+def test_free_memory_is_the_least_of_the_machine_and_its_groups(name: str, tmp_path: Path) -> None:
     files, wanted = MACHINES[name]
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -75,13 +75,13 @@ def test_what_is_left_is_the_least_of_the_machine_and_its_groups(name: str, tmp_
     assert available_bytes(tmp_path) == wanted
 
 
-def test_of_this_machine_there_is_some_and_not_more_than_it_has() -> None:
+def test_this_machines_free_memory_is_positive_and_at_most_its_total() -> None:
     left = available_bytes()
     assert left is not None
     assert 0 < left <= psutil.virtual_memory().total + psutil.swap_memory().total
 
 
-def test_weights_need_what_they_take_in_fp32(tmp_path: Path) -> None:
+def test_weights_need_their_size_in_fp32(tmp_path: Path) -> None:
     tensors = {
         "half": torch.zeros(10, 3, dtype=torch.bfloat16),
         "single": torch.zeros(7),
@@ -92,7 +92,7 @@ def test_weights_need_what_they_take_in_fp32(tmp_path: Path) -> None:
     assert needed_bytes([tmp_path / "a.safetensors", tmp_path / "graph.onnx"]) == 4 * 37 + 5
 
 
-def test_a_bundle_that_does_not_fit_is_refused_with_what_it_wants_and_what_there_is(
+def test_a_bundle_that_does_not_fit_is_refused_with_needed_and_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny.bundle(tmp_path / "bundle", tiny.tokenizer())

@@ -101,7 +101,7 @@ def test_labels_edited_in_the_config_go_into_the_record(tmp_path: Path) -> None:
         renew(folder)
 
 
-def test_what_decides_no_answer_may_be_edited(tmp_path: Path) -> None:
+def test_fields_that_decide_no_answer_may_be_edited(tmp_path: Path) -> None:
     folder = bundle(tmp_path / "bundle")
     digest = bundle_digest(folder)
     edit(folder, {"examples": ["the sea"], "metrics": {"accuracy": 1.0}, "lineage": {}})

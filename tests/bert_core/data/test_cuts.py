@@ -146,7 +146,7 @@ def test_the_text_up_to_the_character_has_the_ids_that_were_read(
 @given(text=TEXTS, part=st.floats(0, 1))
 @example(text="\x0bopen openopenopenopen", part=0.0)
 @example(text="open \x0bopen openopenopenopen", part=0.5)
-def test_what_was_read_of_the_end_begins_at_the_character(
+def test_a_text_cut_at_its_start_begins_at_the_reported_character(
     kind: str, text: str, part: float
 ) -> None:
     tokenizer = tokenizer_of(kind)
@@ -162,7 +162,7 @@ def test_what_was_read_of_the_end_begins_at_the_character(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("from_end", [False, True])
-def test_of_a_book_the_character_is_found_in_a_part(kind: str, *, from_end: bool) -> None:
+def test_the_cut_in_a_book_is_found_in_a_part(kind: str, *, from_end: bool) -> None:
     book, tokenizer = "open the sea " * 100_000, tokenizer_of(kind)
     [character] = characters_of(tokenizer, [Cut(book, 30, from_end=from_end)])
     read = book[character:] if from_end else book[:character]
@@ -236,7 +236,7 @@ def test_the_characters_of_a_prompt_are_not_the_texts() -> None:
         assert len(read.split()) == (ROOM if side == "left" else ROOM - 3)
 
 
-def test_a_place_is_short_as_text() -> None:
+def test_a_location_is_short_as_text() -> None:
     assert str(CutPlace(3, "", 512)) == "3@512"
     assert str(CutPlace(3, "text_pair", 512)) == "3.text_pair@512"
     assert str(CutPlace(0, "", 812, from_end=True)) == "0@812-"
@@ -253,7 +253,7 @@ class Counting(Tokenizer):
 
 
 @pytest.mark.parametrize("task", [name for name, (_, names) in ROWS.items() if names])
-def test_of_a_text_that_is_cut_only_a_beginning_is_tokenized(task: str) -> None:
+def test_only_the_beginning_of_a_cut_text_is_tokenized(task: str) -> None:
     row, _ = ROWS[task]
     more = {"fill-mask": f"a [MASK] {BOOK}"}.get(task, BOOK)
     long = {

@@ -31,7 +31,7 @@ THOROUGH = settings(max_examples=200, deadline=None, derandomize=True)
         (" \r\n\x00 ", ""),
     ],
 )
-def test_cleaning_takes_out_what_is_no_text(raw: str, cleaned: str) -> None:
+def test_cleaning_removes_what_is_not_text(raw: str, cleaned: str) -> None:
     assert clean(raw) == cleaned
 
 

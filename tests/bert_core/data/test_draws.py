@@ -69,7 +69,7 @@ def test_numbers_are_uniform_over_rows_and_over_places(purpose: int) -> None:
         assert np.abs(means - 0.5).max() < (SIGMAS + 1) * spread
 
 
-def test_neighbouring_rows_places_and_purposes_are_uncorrelated() -> None:
+def test_neighbouring_rows_positions_and_purposes_are_uncorrelated() -> None:
     draws = Draws(row_keys(0, np.arange(200_001)))
     rows = np.arange(200_000)
     columns = [

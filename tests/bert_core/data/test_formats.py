@@ -57,12 +57,12 @@ def test_no_byte_is_lost_between_documents(boundary: Boundary) -> None:
 
 
 @pytest.mark.parametrize("boundary", [*BOUNDARIES, "file"])
-def test_a_byte_order_mark_is_no_part_of_the_text(boundary: Boundary) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_text(boundary: Boundary) -> None:
     assert documents("\ufeffone".encode(), boundary) == ["one"]
 
 
 @pytest.mark.parametrize("boundary", [*BOUNDARIES, "file"])
-def test_a_byte_that_is_no_utf8_is_named_with_its_file_and_place(boundary: Boundary) -> None:
+def test_an_invalid_utf8_byte_is_reported_with_its_file_and_offset(boundary: Boundary) -> None:
     data = "é a\n\n# b\n\n".encode() + b"caf\xe9 au lait\n\nend"
     place = data.index(b"\xe9 au") + 10_000
     with pytest.raises(
@@ -73,7 +73,7 @@ def test_a_byte_that_is_no_utf8_is_named_with_its_file_and_place(boundary: Bound
 
 
 @pytest.mark.parametrize("boundary", [*BOUNDARIES, "file"])
-def test_a_document_that_is_no_utf8_can_be_passed_over(boundary: Boundary) -> None:
+def test_a_document_that_is_not_utf8_can_be_skipped(boundary: Boundary) -> None:
     data = "# é\n\n".encode() + b"# caf\xe9\n\n" + "# 海\n\n".encode()
     found = list(text_documents(data, boundary, "a.txt", errors="skip"))
     by_line: list[str | None] = ["# é\n", "\n", None, "\n", "# 海\n", "\n"]
@@ -82,7 +82,7 @@ def test_a_document_that_is_no_utf8_can_be_passed_over(boundary: Boundary) -> No
     assert [text for text in found if text != ""] == wanted
 
 
-def test_a_line_that_is_no_object_can_be_passed_over() -> None:
+def test_a_line_that_is_not_an_object_can_be_skipped() -> None:
     lines = [b'{"n": 1}', b'{"n": ', b"[2]", b"", b'{"n": "\xff"}', b"\xff", b"3", b'{"n": 4}']
     lines[5:5] = [b'{"n": ' + b"9" * 5000 + b"}", b"[" * 200_000]  # which Python refuses to read
     found = list(jsonl_rows(b"\n".join(lines), "a.jsonl", errors="skip"))
@@ -90,7 +90,7 @@ def test_a_line_that_is_no_object_can_be_passed_over() -> None:
     assert [row for row in found if row] == list(jsonl_rows(b'{"n": 1}\n{"n": 4}', "a.jsonl"))
 
 
-def test_a_character_cut_in_two_is_no_utf8() -> None:
+def test_a_character_cut_in_two_is_invalid_utf8() -> None:
     with pytest.raises(CorpusError, match="byte 0xe6 at offset 1 is not"):
         decode_utf8("a海".encode()[:-1], "a.txt")
 
@@ -119,13 +119,13 @@ def test_a_jsonl_file_of_a_byte_order_mark_alone_has_no_rows() -> None:
         (b'{"text": "\xff"}', r"wanted UTF-8, byte 0xff at offset 124 is not"),
     ],
 )
-def test_a_line_that_is_no_object_is_named_by_its_byte(line: bytes, message: str) -> None:
+def test_a_line_that_is_not_an_object_is_named_by_its_byte(line: bytes, message: str) -> None:
     data = b'{"text": "a"}\n' + line + b"\n"
     with pytest.raises(CorpusError, match=rf"a\.jsonl, .*{message}"):
         list(jsonl_rows(data, "a.jsonl", offset=100))
 
 
-def test_a_missing_column_is_named_with_those_there_are() -> None:
+def test_a_missing_column_is_named_with_the_existing_ones() -> None:
     with pytest.raises(
         CorpusError, match=r"a: wanted text in the column 'text', got NoneType; there are: id, body"
     ):

@@ -162,7 +162,7 @@ def test_a_document_counts_as_often_as_it_has_copies(tmp_path: Path) -> None:
     assert contents(found) == wanted([documents[0]] * 3 + [documents[2]] * 500)
 
 
-def test_of_equal_documents_one_is_left_if_only_distinct_ones_are_wanted() -> None:
+def test_one_of_equal_documents_is_kept_if_only_distinct_ones_are_wanted() -> None:
     same, other = [[1, 2], [3]], Written(2, [[4]])
     table = table_of(Written(1, same), Written(1, same), other, Written(1, same))
     assert contents(as_documents(distinct(table))) == wanted([Written(1, same), other])
@@ -170,7 +170,7 @@ def test_of_equal_documents_one_is_left_if_only_distinct_ones_are_wanted() -> No
 
 
 @pytest.mark.parametrize("copies", [(2, 1, 3), (0, 3, 1), (3, 0, 0), (3,)])
-def test_of_equal_documents_that_with_the_most_copies_is_left(
+def test_the_duplicate_with_the_most_copies_is_kept(
     copies: tuple[int, ...], tmp_path: Path
 ) -> None:
     equal = [Written(1, [[1, 2]], count) for count in copies]

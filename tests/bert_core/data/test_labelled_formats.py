@@ -134,7 +134,7 @@ def test_a_line_broken_in_two_is_left_out_of_qqp_alone() -> None:
         ("text\tlabel\ttext\na\tb\tc", None),
     ],
 )
-def test_a_column_that_is_there_twice_is_refused(text: str, name: str | None) -> None:
+def test_a_duplicate_column_is_refused(text: str, name: str | None) -> None:
     source = "a.tsv" if "\t" in text else "a.csv"
     with pytest.raises(CorpusError, match=rf"{source}: wanted each column once, got .* 2 times"):
         labelled_records(text.encode(), source, name)
@@ -276,7 +276,7 @@ CONLLU = """\
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
-def test_conllu_is_words_without_ranges_empty_nodes_and_remarks(ending: str) -> None:
+def test_conllu_is_words_without_ranges_empty_nodes_and_comments(ending: str) -> None:
     data = CONLLU.replace("\n", ending).encode()
     found = labelled_records(data, "a", "conllu")
     rows = labelled(found.records, TokenClassification.shapes(), found.columns, "a")
@@ -313,7 +313,7 @@ def test_a_file_that_is_not_what_it_is_said_to_be_is_named(
         labelled_records(text.encode(), f"a.{name}", name)
 
 
-def test_an_unknown_format_is_named_with_those_there_are() -> None:
+def test_an_unknown_format_is_named_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"format: wanted one of cola, .*, got 'glue'"):
         labelled_records(b"", "a", "glue")
 
@@ -334,7 +334,7 @@ def test_squad_comes_with_and_without_answers() -> None:
         labelled(records, QuestionAnswering.shapes(), {}, "a")
 
 
-def test_clinc_has_its_rows_that_are_out_of_scope() -> None:
+def test_clinc_has_its_out_of_scope_rows() -> None:
     data = {"val": [["hi there", "greeting"]], "oos_val": [["blue", "oos"]], "train": []}
     found = records_of(json.dumps(data), "clinc_val")
     assert found == [{"text": "hi there", "intent": "greeting"}, {"text": "blue", "intent": "oos"}]

@@ -275,7 +275,7 @@ def test_the_share_and_the_limit_can_be_set() -> None:
     assert budgets(np.array([0, 100, 600]), config).tolist() == [40, 76]
 
 
-def test_what_was_there_is_the_label_and_all_else_stays() -> None:
+def test_the_original_token_is_the_label_and_everything_else_stays() -> None:
     ids, offsets, words = of_all_lengths()
     before = ids.copy()
     draws = draws_of(0, len(offsets) - 1)
@@ -365,7 +365,7 @@ def test_a_mask_follows_from_the_key_of_its_row_whatever_rows_stand_beside_it(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_masker_never_predicts_a_special_token_and_never_puts_one_but_mask(
+def test_a_masker_never_predicts_a_special_token_and_inserts_none_but_mask(
     strategy: Strategy,
 ) -> None:
     ids = np.random.default_rng(0).integers(0, 12, 20_000).astype(np.uint16)  # many are special
@@ -399,7 +399,7 @@ def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None
         MaskingConfig(**settings)
 
 
-def test_an_unknown_strategy_is_refused_with_those_there_are() -> None:
+def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
     assert set(get_args(Strategy)) == set(STRATEGIES)
     config = MaskingConfig()
     object.__setattr__(config, "strategy", "words")  # past the types, which are checked here

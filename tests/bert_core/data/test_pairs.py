@@ -370,7 +370,7 @@ def test_the_asked_share_of_pairs_aims_at_a_shorter_length(probability: float) -
         assert abs(lengths[short].mean() - 25.5) < SIGMAS * deviation
 
 
-def test_what_is_too_long_loses_ids_from_a_random_end_of_the_longer_side() -> None:
+def test_long_pairs_lose_ids_from_a_random_end_of_the_longer_side() -> None:
     documents = numbered([[100, 100]] * 1000)
     config = PairsConfig(max_length=23, short_seq_prob=0.0)
     pairs = make_pairs(documents, every_word(documents), config, Coin(0.2))
@@ -514,7 +514,7 @@ def test_the_order_of_sentences_needs_no_second_document() -> None:
     assert len(make_rows(documents, every_word(documents), config, np.random.default_rng(0))) > 1
 
 
-def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
+def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
     assert set(get_args(PairsKind)) == set(ROWS) == set(LABELS)
     config = PairsConfig()
     object.__setattr__(config, "kind", "pairs")  # past the types, which are checked here

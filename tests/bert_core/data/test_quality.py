@@ -119,7 +119,7 @@ def test_a_limit_holds_without_the_other() -> None:
     assert drop_reason("", QualityConfig(max_words=1)) is None
 
 
-def test_languages_are_told_apart() -> None:
+def test_languages_are_distinguished() -> None:
     for code, own in (("en", ENGLISH), ("de", GERMAN), ("fr", FRENCH)):
         config = QualityConfig(languages=(code,))
         for text in (ENGLISH, GERMAN, FRENCH):
@@ -135,7 +135,7 @@ def test_the_language_is_that_of_the_middle() -> None:
     assert drop_reason(book, QualityConfig(languages=("en",))) == "other_language"
 
 
-def test_a_doubtful_language_is_left_out_where_that_is_wanted() -> None:
+def test_a_doubtful_language_is_left_out_if_requested() -> None:
     digits = "12 34 56 78 | 9 | 3.4 | 5"
     for text, reason in ((ENGLISH, None), (f"cat {digits}", "other_language")):
         config = QualityConfig(languages=("en",), min_language_probability=0.9)
@@ -185,7 +185,7 @@ def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None
         QualityConfig(**settings)
 
 
-def test_another_answer_to_contamination_is_refused() -> None:
+def test_another_policy_for_contamination_is_refused() -> None:
     config = QualityConfig()
     object.__setattr__(config, "on_contamination", "mask")  # past the types, which are checked here
     with pytest.raises(
@@ -261,7 +261,7 @@ def test_changed_copies_are_dropped_and_unrelated_articles_are_kept(articles: li
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.8, 1.0])
-def test_what_is_dropped_follows_from_the_set_of_documents(
+def test_dropped_documents_depend_only_on_the_set_of_documents(
     articles: list[str], threshold: float
 ) -> None:
     rng = np.random.default_rng(1)
@@ -306,7 +306,7 @@ def test_no_pair_that_reaches_the_threshold_is_missed(threshold: float) -> None:
         assert 50 < len(dropped) < len(rows) - 50
 
 
-def test_a_document_like_a_dropped_one_only_is_kept() -> None:
+def test_a_document_similar_only_to_a_dropped_one_is_kept() -> None:
     base = np.arange(PERMUTATIONS, dtype=np.uint32)
     middle, far = base.copy(), base.copy()
     middle[:20] += 1000
@@ -316,7 +316,7 @@ def test_a_document_like_a_dropped_one_only_is_kept() -> None:
     assert near_duplicates([b"b", b"a", b"c"], rows, 0.8).tolist() == [0, 2]
 
 
-def test_of_exact_duplicates_one_is_kept() -> None:
+def test_one_of_exact_duplicates_is_kept() -> None:
     texts = [ENGLISH, GERMAN, ENGLISH, FRENCH, ENGLISH, GERMAN]
     assert dropped_texts(texts, 1.0) == sorted([ENGLISH, ENGLISH, GERMAN])
     assert dropped_texts([ENGLISH], 0.8) == dropped_texts([], 0.8) == []

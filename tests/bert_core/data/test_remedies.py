@@ -130,7 +130,7 @@ def follow(message: str, path: Path) -> Path:
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # open(…) in one line
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_message_says_to_do_gives_the_rows_and_loses_nothing(
+def test_following_a_messages_advice_gives_the_rows_and_loses_nothing(
     tmp_path: Path, case: str
 ) -> None:
     name, data, rows = CASES[case]
@@ -156,7 +156,7 @@ def commands_in(path: Path) -> set[str]:
     return {found[1] for text in texts for found in re.finditer(r"`([a-z_.…]+)[ (]", text)}
 
 
-def test_every_command_that_a_reader_names_is_run_here() -> None:
+def test_every_command_in_a_readers_messages_is_run_here() -> None:
     root = Path(tables.__file__).parents[2]
     readers = [
         *(root / "bert_core" / "data").glob("*.py"),

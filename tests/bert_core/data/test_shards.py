@@ -279,7 +279,7 @@ def test_another_vocabulary_is_refused_with_both_digests(tmp_path: Path) -> None
         found.check_tokenizer("91bc07" + "0" * 58, "runs/vocab")
 
 
-def test_what_another_stage_wrote_is_no_folder_of_shards(tmp_path: Path) -> None:
+def test_another_stages_output_is_not_a_folder_of_shards(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"wanted the folder of a finished stage, it has no man"):
         ShardSet.read(str(tmp_path))
     with pytest.raises(

@@ -52,7 +52,7 @@ def test_a_row_says_on_which_line_it_begins_whatever_lies_within_its_quotes(
         ("x,caf\udce9\n", 1, "0xe9 is not: convert the file, if it is WINDOWS-1252 with `iconv"),
     ],
 )
-def test_a_row_that_cannot_be_read_takes_no_other_with_it(bad: str, lines: int, fault: str) -> None:
+def test_an_unreadable_row_affects_no_other(bad: str, lines: int, fault: str) -> None:
     data = f"id,text\n1,a\n{bad}2,b\n".encode(errors="surrogateescape")
     first, odd, last = rows_of(data)
     assert (first.cells, last.cells, last.line) == (["1", "a"], ["2", "b"], 3 + lines)
@@ -71,7 +71,7 @@ def test_a_row_that_cannot_be_read_takes_no_other_with_it(bad: str, lines: int, 
         (1000, '2,b\n2,"b"\n' * 2, "',' expected after '\"'"),
     ],
 )
-def test_a_quote_that_is_not_closed_takes_no_other_line_with_it(
+def test_an_unclosed_quote_affects_no_other_line(
     longest: int, rest: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "LONGEST_ROW", longest)
@@ -111,7 +111,7 @@ def test_rows_are_those_that_were_written() -> None:
         ('a,"b', "a.csv", "a.csv, line 1: wanted a row of .csv, it cannot be read (a quote opens"),
     ],
 )  # fmt: skip
-def test_a_header_that_will_not_do_says_why(data: str, source: str, message: str) -> None:
+def test_invalid_headers_are_explained(data: str, source: str, message: str) -> None:
     with pytest.raises(CorpusError, match=re.escape(message)):
         rows_of(data.encode(errors="surrogateescape"), source)
 
@@ -169,7 +169,7 @@ def test_where_a_number_is_wanted_a_class_label_is_its_number() -> None:
     assert row["score"] == 1.0
 
 
-def test_a_test_set_without_labels_is_told_from_a_labelled_one() -> None:
+def test_a_test_set_without_labels_is_distinguished_from_a_labelled_one() -> None:
     data = hugging_face({"label": CLASSES}, text=["a", "b"], label=[0, -1])
     message = (
         "a, row 2: wanted text in the column 'label', got a number (-1), which marks rows "

@@ -216,7 +216,7 @@ def test_several_threads_may_encode_many_texts_at_once(tokenizer: Tokenizer) -> 
     assert [[ids.tolist() for ids in batch] for batch in together] == alone
 
 
-def test_half_a_surrogate_pair_is_passed_over(tokenizer: Tokenizer) -> None:
+def test_half_a_surrogate_pair_is_skipped(tokenizer: Tokenizer) -> None:
     assert ids_of(tokenizer, "the \ud83d sea\udc00") == ids_of(tokenizer, "the sea")
 
 
@@ -257,7 +257,7 @@ def test_truncation_and_padding_that_a_file_asks_for_are_left_to_us(tmp_path: Pa
     assert len(ids_of(Tokenizer.load(tmp_path), "the sea the sea the sea")) == 8
 
 
-def test_the_digest_tells_vocabularies_and_casing_apart() -> None:
+def test_the_digest_distinguishes_vocabularies_and_casing() -> None:
     changed = [*VOCABULARY[:-2], VOCABULARY[-1], VOCABULARY[-2]]
     digests = {
         Tokenizer.from_vocabulary(vocabulary, lowercase=lowercase).digest
@@ -268,7 +268,7 @@ def test_the_digest_tells_vocabularies_and_casing_apart() -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["vocab.txt", "tokenizer.json"])
-def test_of_two_names_of_a_special_token_the_one_in_use_counts(alone: bool, tmp_path: Path) -> None:
+def test_the_name_in_use_of_a_special_token_counts(alone: bool, tmp_path: Path) -> None:
     """MPNet's vocabulary has BERT's special tokens too, as ordinary ones."""
     from transformers import AutoTokenizer
 
@@ -382,7 +382,9 @@ def test_a_vocabulary_of_the_other_casing_is_refused(
         ([*SPECIAL_TOKENS, *map(chr, range(0x4E00, 0x4F00))], False),
     ],
 )
-def test_a_vocabulary_of_its_casing_is_let_through(vocabulary: list[str], lowercase: bool) -> None:
+def test_a_vocabulary_with_the_models_casing_is_accepted(
+    vocabulary: list[str], lowercase: bool
+) -> None:
     Tokenizer.from_vocabulary(vocabulary, lowercase=lowercase).check_casing("vocab")
 
 
@@ -440,7 +442,7 @@ def test_the_settings_beside_a_tokenizer_count_as_in_transformers(
         assert_equal_to_transformers(folder, TRICKY)
 
 
-def test_a_fast_tokenizer_is_read_as_it_is_whatever_stands_beside_it(tmp_path: Path) -> None:
+def test_a_fast_tokenizer_is_read_as_it_is_whatever_files_are_beside_it(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True)
     other = {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False}
     folder = written(tmp_path / "fast", tokenizer, **other)
@@ -533,7 +535,7 @@ def test_a_pair_has_segments_if_the_model_is_to_get_them(tmp_path: Path, *, segm
     assert Tokenizer.load(tmp_path / "again").has_segments is segments
 
 
-def test_a_class_without_segments_gives_a_pair_none(tmp_path: Path) -> None:
+def test_a_class_without_segments_gives_pairs_none(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True)
@@ -747,7 +749,7 @@ def test_special_tokens_have_the_names_that_the_folder_states(
         assert (theirs.pad_token_id, theirs.mask_token_id) == (0, 4)
 
 
-def test_of_a_token_that_is_in_two_lines_the_later_counts_as_in_transformers(
+def test_the_later_of_two_lines_of_a_token_counts_as_in_transformers(
     tmp_path: Path,
 ) -> None:
     from transformers import AutoTokenizer

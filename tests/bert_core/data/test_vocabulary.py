@@ -155,7 +155,7 @@ def test_a_vocabulary_without_text_or_room_is_refused(kind: TokenizerKind) -> No
         train_tokenizer(kind, TEXT, vocab_size=30, lowercase=True)
 
 
-def test_a_tokenizer_of_no_encoder_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_kind_of_model_is_refused(tmp_path: Path) -> None:
     inner = tokenizers.Tokenizer(models.BPE({"a": 0, "<s>": 1}, []))
     inner.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(FormatError, match=r"\[PAD\], \[UNK\], \[SEP\], \[MASK\] is not in the voc"):
@@ -169,7 +169,7 @@ def test_a_tokenizer_of_no_encoder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("accents", [None, True, False])
 @pytest.mark.parametrize("chinese", [True, False])
-def test_how_text_is_made_ready_is_kept_in_every_file(
+def test_text_preprocessing_is_recorded_in_every_file(
     accents: bool | None, chinese: bool, tmp_path: Path
 ) -> None:
     from transformers import AutoTokenizer
@@ -232,7 +232,7 @@ def test_a_word_is_cut_at_an_unknown_character() -> None:
     assert f"{SPACE}ending" not in tokenizer.vocabulary, "no word begins there"
 
 
-def test_text_of_which_nothing_is_left_is_no_text() -> None:
+def test_text_that_normalizes_to_nothing_is_not_text() -> None:
     with pytest.raises(CorpusError, match="wanted text to count words in"):
         train_tokenizer("unigram", ["\u0301"], vocab_size=300, lowercase=True)
 

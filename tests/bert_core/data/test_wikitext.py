@@ -193,7 +193,7 @@ ARTICLES = [
 ]
 
 
-def test_articles_are_told_from_redirects_other_namespaces_and_other_models() -> None:
+def test_articles_are_distinguished_from_redirects_other_namespaces_and_other_models() -> None:
     dump = (HEADER + "".join(PAGES) + FOOTER).encode()
     assert list(dump_pages(dump, "a.xml")) == ARTICLES
 
@@ -213,7 +213,7 @@ def test_a_dump_cut_where_pages_end_holds_the_same_articles() -> None:
         assert [article for part in parts for article in dump_pages(part, "a.xml")] == ARTICLES
 
 
-def test_what_is_no_whole_page_is_passed_over() -> None:
+def test_incomplete_pages_are_skipped() -> None:
     lens = page("Lens", LENS).encode()
     assert list(dump_pages(lens[40:] + lens + lens[:-20], "a.xml")) == [("Lens", LENS)]
     assert list(dump_pages(b"", "a.xml")) == []
@@ -243,7 +243,7 @@ def test_dumps_from_before_models_are_read() -> None:
         ("  </page>\n", ""),  # two pages run into each other
     ],
 )
-def test_a_page_that_is_no_xml_is_named_with_its_place(damage: str, instead: str) -> None:
+def test_a_page_that_is_not_xml_is_named_with_its_place(damage: str, instead: str) -> None:
     before = page("Gull Rock", "A rock.").encode()
     dump = before + page("Lens & light", LENS).replace(damage, instead).encode()
     pages = dump_pages(dump + before, "s3://b/a.xml", offset=1_000_000)
@@ -255,7 +255,7 @@ def test_a_page_that_is_no_xml_is_named_with_its_place(damage: str, instead: str
         next(pages)
 
 
-def test_a_page_that_is_no_utf8_is_named() -> None:
+def test_a_page_that_is_not_utf8_is_named() -> None:
     with pytest.raises(CorpusError, match=r"at byte 2 \(Lens\) is not \(not well-formed"):
         list(dump_pages(page("Lens", "é").encode("latin-1"), "a.xml"))
 
@@ -317,7 +317,7 @@ def test_markup_comes_out_as_what_it_shows(wikitext: str, prose: str) -> None:
 
 
 @pytest.mark.parametrize("heading", sorted(SECTIONS_WITHOUT_PROSE))
-def test_a_section_that_only_refers_is_left_out_with_those_below_it(heading: str) -> None:
+def test_a_section_of_references_is_left_out_with_its_subsections(heading: str) -> None:
     wikitext = f"A\n== {heading.title()} ==\nx\n=== Of them ===\ny\n== Life ==\nB"
     assert article_text("T", wikitext) == "T\n\nA\n\nLife\n\nB"
 

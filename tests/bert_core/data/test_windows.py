@@ -120,7 +120,7 @@ def test_the_ids_at_one_end_of_a_text_are_those_of_the_whole(
         assert part[kept].tolist() == whole[kept].tolist()
 
 
-def test_of_a_book_only_its_beginning_is_tokenized() -> None:
+def test_only_the_beginning_of_a_book_is_tokenized() -> None:
     tokenizer = KINDS["wordpiece"]
     [ids] = first_ids_of(tokenizer, ["open the sea " * 1_000_000], 512)
     assert 512 < len(ids) < 5_000

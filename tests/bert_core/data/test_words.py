@@ -155,7 +155,7 @@ def test_marks_join_only_what_stands_right_beside_them() -> None:
     assert [text[start:end] for start, end in parts_of(text)[joins]] == ["-", "2"]
 
 
-def test_a_word_that_begins_within_a_piece_is_told() -> None:
+def test_a_word_that_begins_within_a_piece_is_reported() -> None:
     offsets = np.array([[0, 2], [2, 5], [2, 3], [6, 7]])
     assert crossed(np.array([0, 2, 3, 4, 5, 6]), offsets).tolist() == [
         False, False, True, True, False, False

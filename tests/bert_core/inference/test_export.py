@@ -270,7 +270,7 @@ def test_a_layer_before_the_last_is_the_graph_s_last(tmp_path: Path) -> None:
     assert Predictor(tmp_path / "graph", options={"normalize": True}, task="feature-extraction")
 
 
-def test_what_has_no_graph_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_models_without_a_graph_form_are_refused_with_the_way_out(tmp_path: Path) -> None:
     task = TokenClassification(LABELS, TokenClassificationOptions(feature_based=True))
     message = (
         "wanted a head that has an ONNX graph, got feature_based_token_classification.*"
@@ -293,7 +293,9 @@ def test_a_graph_is_not_for_a_gpu_and_not_to_be_trained(classifier: Path) -> Non
         build_model(load_bundle(classifier / "graph"), [])
 
 
-def test_a_graph_that_was_changed_or_is_none_is_refused(classifier: Path, tmp_path: Path) -> None:
+def test_a_graph_that_was_changed_or_is_invalid_is_refused(
+    classifier: Path, tmp_path: Path
+) -> None:
     from bert_core.inference.engines.onnxruntime import OnnxRuntime
 
     path = classifier / "graph" / "onnx" / "model.onnx"
@@ -361,7 +363,7 @@ def test_a_graph_answers_every_task_that_shares_its_head(tmp_path: Path) -> None
 
 
 @pytest.mark.drill
-def test_a_graph_for_words_is_not_one_for_sparse_vectors(tmp_path: Path) -> None:
+def test_a_graph_for_masked_words_is_not_used_for_sparse_vectors(tmp_path: Path) -> None:
     saved(tmp_path, FillMask())
     with pytest.raises(
         FormatError, match="wanted a bundle for sparse-embedding, this one is for f"
@@ -440,7 +442,7 @@ def test_every_run_of_a_bundle_gives_nearly_the_same_scores(both: dict[str, Path
 
 
 @pytest.mark.drill
-def test_what_computes_is_chosen_among_what_the_bundle_may_run(both: dict[str, Path]) -> None:
+def test_the_engine_is_chosen_among_those_the_bundle_permits(both: dict[str, Path]) -> None:
     assert not load_bundle(both["int8"]).ranges_of_batch
     executions = load_bundle(both["int8"]).executions
     first, second = executions[:2]

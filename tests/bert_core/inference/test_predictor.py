@@ -59,7 +59,7 @@ def test_answers_are_those_of_transformers_pipeline(folder: Path, predictor: Pre
         assert [answer["score"] for answer in ours] == pytest.approx(scores, abs=1e-5)
 
 
-def test_scores_that_are_no_numbers_are_no_answer(folder: Path) -> None:
+def test_scores_that_are_not_numbers_are_no_answer(folder: Path) -> None:
     damaged = Predictor(folder, device="cpu")
     with torch.no_grad():
         next(damaged.model.parameters()).fill_(float("nan"))
@@ -137,7 +137,7 @@ def test_the_number_of_threads_is_that_asked_for(folder: Path) -> None:
         (["a \ud83d"], r"inputs\[0\]: .* half a surrogate pair at character 2: send whole"),
     ],
 )
-def test_inputs_that_are_no_texts_are_refused(
+def test_inputs_that_are_not_texts_are_refused(
     inputs: Any, message: str, predictor: Predictor
 ) -> None:
     with pytest.raises(InputError, match=message):

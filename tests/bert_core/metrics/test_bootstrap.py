@@ -69,7 +69,7 @@ def test_an_equal_model_is_called_worse_no_more_often_than_the_level_says() -> N
         (RIGHT[:30] + WRONG[:10], RIGHT, False),
     ],
 )
-def test_worse_is_what_chance_does_not_explain(
+def test_a_model_is_worse_only_beyond_chance(
     new: list[float], old: list[float], verdict: bool
 ) -> None:
     assert compared(np.array(new), np.array(old)).not_worse is verdict

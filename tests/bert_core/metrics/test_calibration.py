@@ -27,12 +27,12 @@ def test_a_case_worked_by_hand() -> None:
     }
 
 
-def test_a_bin_has_its_upper_end_and_the_first_one_zero() -> None:
+def test_a_bin_includes_its_upper_end_and_the_first_includes_zero() -> None:
     fit = reliability(np.array([0.0, 0.5, 1.0]), np.array([True, True, True]), bins=2)
     assert fit.counts.tolist() == [2, 1]
 
 
-def test_who_is_right_as_often_as_they_say_has_no_error() -> None:
+def test_perfect_calibration_has_no_error() -> None:
     confidence = np.repeat([0.25, 0.75], 4)
     right = np.array([True, False, False, False, True, True, True, False])
     assert reliability(confidence, right).expected_calibration_error == 0

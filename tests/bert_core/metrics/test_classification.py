@@ -88,7 +88,7 @@ def test_the_mean_f1_of_all_labels_is_macro_f1(count: int) -> None:
     assert mean == pytest.approx(metrics["macro_f1"])
 
 
-def test_of_several_labels_a_row_each_is_by_itself_also_where_there_is_one() -> None:
+def test_labels_of_a_multi_label_row_are_independent_even_if_there_is_one() -> None:
     predicted = np.array([[1, 0], [1, 1], [0, 0]])
     labels = np.array([[1, 1], [0, 1], [0, 0]])
     figures = by_label(predicted, labels, ["a", "b"])

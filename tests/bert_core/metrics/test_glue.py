@@ -30,7 +30,7 @@ def test_a_task_is_the_mean_of_its_metrics_and_mnli_of_its_sets() -> None:
     assert sum(scores.values()) / 9 == pytest.approx(7.0515 / 9)
 
 
-def test_a_task_that_is_not_whole_has_no_score() -> None:
+def test_an_incomplete_task_has_no_score() -> None:
     some = {name: MEASURED[name] for name in ("sst2", "mnli", "ax")}
     assert task_scores(some) == {"sst2": 0.935}
     with pytest.raises(

@@ -6,7 +6,7 @@ import pytest
 from bert_core.metrics.regression import correlations
 
 
-def test_they_are_of_values_and_of_ranks() -> None:
+def test_correlations_are_of_values_and_of_ranks() -> None:
     rng = np.random.default_rng(0)
     labels = rng.normal(size=100)
     predicted = labels**3 + rng.normal(size=100) * 0.1
@@ -22,6 +22,6 @@ def test_they_are_of_values_and_of_ranks() -> None:
     ("predicted", "labels"),
     [([1.0, 1.0], [1.0, 2.0]), ([1.0, 2.0], [3.0, 3.0]), ([1.0], [1.0])],
 )
-def test_what_does_not_vary_has_none(predicted: list[float], labels: list[float]) -> None:
+def test_constants_have_no_correlation(predicted: list[float], labels: list[float]) -> None:
     found = correlations(np.array(predicted), np.array(labels))
     assert found["pearson"] == found["spearman"] == found["correlation"] == 0.0

@@ -22,7 +22,7 @@ def test_a_rank_counts_what_is_better_and_shares_what_is_equal() -> None:
     assert ranks.tolist() == [1, 2.5, 2.5, 4]
 
 
-def test_vectors_that_are_all_alike_win_nothing() -> None:
+def test_identical_vectors_rank_in_the_middle() -> None:
     ranks = ranks_of(np.ones((300, 3)), np.ones((301, 3)), np.arange(300))
     assert set(ranks) == {151.0}
 
@@ -99,7 +99,7 @@ def test_rankings_are_measured_as_sentence_transformers_measures_them() -> None:
     assert ours["mrr_at_10"] == pytest.approx(theirs["mrr@10"], abs=1e-12)
 
 
-def test_scores_that_are_all_alike_win_nothing() -> None:
+def test_equal_scores_gain_nothing() -> None:
     relevance = np.array([1.0, 0.0, 0.0])
     columns = ranking_columns(np.zeros(3), relevance, np.zeros(3, dtype=np.int64))
     found = ranking_metrics(columns)

@@ -50,7 +50,7 @@ def test_scores_are_those_of_the_best_of_the_answers(
         ("dog", [], 0.0),
     ],
 )
-def test_where_there_may_be_no_answer_the_rules_are_those_of_2(
+def test_unanswerable_questions_follow_the_rules_of_squad_2(
     answer: str, wanted: list[str], right: float
 ) -> None:
     assert exact_match(answer, wanted, no_answer=True) == right

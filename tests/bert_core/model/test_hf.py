@@ -97,7 +97,7 @@ def test_a_classifier_that_was_converted_may_hold_an_unused_pooler() -> None:
     assert all(torch.equal(again[name], state[name]) for name in state)
 
 
-def test_more_heads_than_the_class_has_are_taken_too() -> None:
+def test_more_heads_than_the_class_has_are_read_too() -> None:
     state = state_of("mlm", "nsp")
     again = from_huggingface(to_huggingface(state, CONFIG), CONFIG, "BertForMaskedLM")
     assert again.keys() == state.keys()
@@ -126,7 +126,7 @@ def test_weights_of_another_architecture_are_refused() -> None:
         from_huggingface(theirs, CONFIG)
 
 
-def test_a_tensor_without_a_name_there_is_refused() -> None:
+def test_a_tensor_without_a_name_in_transformers_is_refused() -> None:
     with pytest.raises(FormatError, match=r"objectives\.sbo\.weight: Hugging Face's Bert has no"):
         to_huggingface({"objectives.sbo.weight": torch.zeros(1)}, CONFIG)
 

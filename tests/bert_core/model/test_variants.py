@@ -55,7 +55,7 @@ def test_a_variant_has_as_many_parameters_as_transformers_class(name: str) -> No
         assert round(count_parameters(config) / 1e6, 1) == KNOWN[name]
 
 
-def test_work_a_token_is_what_torch_counts() -> None:
+def test_work_per_token_is_what_torch_counts() -> None:
     sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3}
     for name, shared in (
         ("bert-tiny", 0),

@@ -122,7 +122,7 @@ def test_soft_targets_are_the_divergence_at_a_temperature() -> None:
     torch.testing.assert_close(own.grad, other)
 
 
-def test_a_class_that_is_none_changes_nothing() -> None:
+def test_an_excluded_class_changes_nothing() -> None:
     own, its = torch.randn(5, 7, requires_grad=True), torch.randn(5, 7)
     barred = torch.zeros(5, 7, dtype=torch.bool)
     barred[1, 3:] = True
@@ -169,7 +169,7 @@ def seen(model: ObjectiveModel, row: Tensor) -> tuple[list[Tensor], list[Tensor]
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("width", [16, 32])
 @torch.no_grad()
-def test_what_is_compared_of_tokens_is_what_the_papers_write(width: int, packed: bool) -> None:
+def test_compared_token_relations_are_the_papers(width: int, packed: bool) -> None:
     model = pair_of(width=width).eval()
     parts = model(batch_of(rows_of(), packed=packed))
     wanted = dict.fromkeys(("cosine", "embeddings", "hidden", "attention"), 0.0)
@@ -260,7 +260,7 @@ def test_the_teacher_stays_as_it_is_and_belongs_to_nothing_that_is_saved() -> No
     assert next(model.double().teacher.parameters()).dtype == torch.float64
 
 
-def test_a_head_that_nothing_is_learned_for_stays_as_it_is() -> None:
+def test_a_head_without_an_objective_stays_unchanged() -> None:
     model = pair_of({"hidden": 1.0, "attention": 1.0, "embeddings": 1.0})
     parts = model(batch_of(rows_of()))
     assert parts.keys() == {"hidden", "attention", "embeddings"}
@@ -269,7 +269,7 @@ def test_a_head_that_nothing_is_learned_for_stays_as_it_is() -> None:
     assert not any(each.requires_grad for each in model.objectives.parameters())
 
 
-def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it() -> None:
+def test_a_student_identical_to_its_teacher_has_zero_loss() -> None:
     model = pair_of(ALL | {"hard": 0.0}, width=32, layers=4)
     model.load_state_dict(model.teacher.state_dict())
     for name, part in model(batch_of(rows_of())).items():
@@ -335,7 +335,7 @@ def test_every_family_gives_layers(variant: str) -> None:
     assert student.num_hidden_layers == config.num_hidden_layers // 2
 
 
-def test_layers_that_are_not_there_or_are_others_elsewhere_are_refused() -> None:
+def test_missing_or_mismatched_layers_are_refused() -> None:
     config = VARIANTS["modernbert-base"].config
     with torch.device("meta"):
         state = {f"encoder.{name}": value for name, value in Encoder(config).state_dict().items()}

@@ -157,7 +157,7 @@ def test_loss_and_gradient_are_those_of_a_decoder_written_from_the_paper(variant
             torch.testing.assert_close(each.grad, gradients[name], rtol=1e-8, atol=1e-10)
 
 
-def test_words_that_are_masked_are_told_apart_by_where_they_stand() -> None:
+def test_masked_words_are_distinguished_by_position() -> None:
     model, batch = model_of("deberta-base"), batch_of()
     scores = model.logits(batch)["mlm"]
     with torch.no_grad():
@@ -200,7 +200,7 @@ def test_a_bundle_fills_masks_as_it_was_trained_to(recorded: bool, tmp_path: Pat
         assert (plain - wanted).abs().max() > 0.1
 
 
-def test_what_the_decoder_computes_is_counted() -> None:
+def test_the_decoders_computation_is_counted() -> None:
     model, batch = model_of("deberta-base"), batch_of()
     lengths = batch["attention_mask"].sum(1).numpy()
     config = model.encoder.config

@@ -196,7 +196,7 @@ def test_classes_are_drawn_as_often_as_the_softmax_says() -> None:
     assert len(linear_sample(rows[:0], weight, bias, draws[:0])) == 0
 
 
-def test_what_the_generator_computes_is_counted() -> None:
+def test_the_generators_computation_is_counted() -> None:
     model, batch = model_of(), batch_of()
     lengths = batch["attention_mask"].sum(1).numpy()
     config = model.encoder.config
@@ -210,7 +210,7 @@ def test_an_encoder_of_one_layer_is_refused() -> None:
         ReplacedTokenDetection(config_of(layers=1))
 
 
-def test_a_part_that_is_there_twice_is_refused() -> None:
+def test_a_duplicate_part_is_refused() -> None:
     config = config_of()
     objectives: list[Objective] = [MaskedLanguageModeling(config), ReplacedTokenDetection(config)]
     with pytest.raises(ConfigError, match="wanted each part of the loss once, got mlm, mlm, rtd"):

@@ -86,7 +86,7 @@ def test_a_column_per_class_is_not_names_of_labels(labels: list[list[Any]]) -> N
         assert TextClassification.checked(rows, options) == rows
 
 
-def test_choices_that_are_counted_from_1_are_not_taken_for_others() -> None:
+def test_choices_counted_from_1_are_not_misread() -> None:
     task = TASKS["multiple-choice"]
     with pytest.raises(CorpusError, match="so they count from 1: subtract 1 from every label"):
         task.checked([CHOICES | {"label": 1}, CHOICES | {"label": 2}])
@@ -117,13 +117,13 @@ def test_labels_of_two_types_that_read_alike_are_refused(labels: list[Any], mess
         (["1", "x"], ""),
     ],
 )
-def test_labels_of_several_types_are_told(labels: list[Any], told: str) -> None:
+def test_labels_of_several_types_are_reported(labels: list[Any], told: str) -> None:
     records = [{"text": "a", "label": label} for label in labels]
     assert read_records(records, TextClassification.shapes(), {}, "a.jsonl").types == told
 
 
 @pytest.mark.parametrize("number", ["1_000", "٣", "0x10", "nan", "1,5", ""])
-def test_what_is_no_number_in_a_table_is_none(number: str) -> None:
+def test_a_cell_that_is_not_a_number_is_refused(number: str) -> None:
     shapes = TASKS["text-regression"].shapes()
     with pytest.raises(CorpusError, match="wanted a number in the column 'score'"):
         labelled([{"text": "a", "score": number}], shapes, {}, "a.csv")
@@ -140,7 +140,7 @@ def test_white_space_at_the_ends_is_no_part_of_a_label() -> None:
     assert (read.rows, read.stripped) == ([{"tokens": [" a"], "tags": ["B-x"]}], 1)
 
 
-def test_labels_that_look_alike_and_rare_ones_are_told() -> None:
+def test_similar_and_rare_labels_are_reported() -> None:
     labels = ["Billing", "billing", "caf\u00e9", "cafe\u0301", "log in", "login", "x", "x"]
     rows = [{"text": "a", "label": label} for label in labels]
     told = TextClassification.from_rows(rows).remarks(rows)
@@ -152,7 +152,7 @@ def test_labels_that_look_alike_and_rare_ones_are_told() -> None:
     assert not any(name.startswith("labels_") for name in told)
 
 
-def test_an_answer_before_the_passage_that_is_empty_is_none() -> None:
+def test_an_empty_answer_before_the_passage_is_no_answer() -> None:
     task = TASKS["question-answering"]
     records = [BLUE | {"answers": [{"text": "", "answer_start": -1}]}]
     rows = labelled(records, task.shapes(), {}, "a.jsonl")
@@ -195,7 +195,7 @@ def test_all_bad_rows_are_in_one_message() -> None:
         ("text-regression", {}, {"text": "a", "value": 1.0}, "say with columns.score which"),
     ],
 )  # fmt: skip
-def test_rows_of_another_kind_are_told_the_way_out(
+def test_rows_of_another_kind_are_refused_with_the_way_out(
     name: str, options: dict[str, Any], record: dict[str, Any], way_out: str
 ) -> None:
     task = TASKS[name]

@@ -5,7 +5,7 @@ from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.text_classification import TextClassification
 
 
-def test_a_row_is_known_again_by_what_it_asks() -> None:
+def test_a_row_is_recognised_by_what_it_asks() -> None:
     names = ["text", "text_pair"]
     one, other = {"text": "an axis", "label": "x"}, {"text": "an axis", "text_pair": "a row"}
     (digest,) = row_digests([one], names).tolist()

@@ -40,7 +40,7 @@ def test_every_label_is_shown_before_any_is_shown_again() -> None:
     assert examples_of(TASK, [], 3) == ()
 
 
-def test_an_input_that_is_there_twice_is_shown_once() -> None:
+def test_a_duplicate_input_is_shown_once() -> None:
     rows = [{"text": "one", "label": "a"}, {"text": "one", "label": "b"}]
     assert examples_of(TASK, rows, 3) == ("one",)
 

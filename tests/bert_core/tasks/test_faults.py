@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Task, list[Row], list[Any], list[float], list[float] | No
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_fault_is_nothing_where_the_answer_is_right_and_more_where_more_is_wrong(
+def test_a_fault_is_zero_for_a_right_answer_and_grows_with_the_error(
     case: str,
 ) -> None:
     task, rows, answers, faults, _ = CASES[case]

@@ -184,7 +184,7 @@ def test_sentence_transformers_loads_a_bundle_and_what_is_written_for_it_is_read
         load_bundle(path)
 
 
-def test_options_that_are_not_right_are_refused(folder: Path) -> None:
+def test_invalid_options_are_refused(folder: Path) -> None:
     for options, message in (
         ({"pooling": "max"}, r"options.pooling: wanted one of mean, cls, got text \(\"max\"\)"),
         ({"layer": 0}, "layer: wanted at least 1, got 0"),
@@ -222,7 +222,7 @@ def test_the_contrastive_loss_is_that_of_its_definition() -> None:
     assert (part.count, int(part.correct)) == (3, right)
 
 
-def test_what_is_right_for_a_row_is_no_negative_of_it() -> None:
+def test_a_rows_right_answers_are_not_its_negatives() -> None:
     rows: list[dict[str, Any]] = [
         {"text": "the sea", "text_pair": "blue"},
         {"text": "deep", "text_pair": "blue"},  # the same text is right

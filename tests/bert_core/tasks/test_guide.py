@@ -82,7 +82,7 @@ def test_the_rows_of_a_kind_have_the_columns_that_the_task_reads(
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_every_field_of_a_tasks_rows_stands_in_a_kind(task: type[Task]) -> None:
+def test_every_field_of_a_tasks_rows_belongs_to_a_kind(task: type[Task]) -> None:
     shown = {name for kind in task.kinds for name in kind.rows[0]}
     wanted = {
         one.name

@@ -131,7 +131,7 @@ def test_parameters_of_a_question_read_a_passage_as_the_models_options_do(tmp_pa
     assert ours.predict([QUESTION], asked) != ours.predict([QUESTION])
 
 
-def test_a_window_is_as_short_as_is_asked_for(tmp_path: Path) -> None:
+def test_a_window_is_as_short_as_requested(tmp_path: Path) -> None:
     ours = predictor(tmp_path / "span", QuestionAnswering())
     windows = ours.encode([QUESTION], QuestionAnsweringParameters(max_seq_len=12))
     assert max(len(window.ids[0]) for window in windows) <= 12

@@ -123,7 +123,7 @@ def test_accuracy_is_overall_and_of_every_phenomenon_and_a_tie_is_wrong() -> Non
     assert task.faults(columns).argmax() == 1
 
 
-def test_a_field_and_a_term_of_the_same_name_are_told_apart() -> None:
+def test_a_field_and_a_term_of_the_same_name_are_distinguished() -> None:
     task = MinimalPairs()
     rows = [
         {GOOD: "a", BAD: "b", "field": "binding"},

@@ -41,7 +41,7 @@ def parquet(names: list[str], columns: list[list[Any]]) -> bytes:
         (parquet(["text", "label", "text"], [["a"], ["1"], ["b"]]), "a.parquet"),
     ],
 )
-def test_a_table_with_a_column_twice_is_refused(data: bytes, source: str) -> None:
+def test_a_table_with_a_duplicate_column_is_refused(data: bytes, source: str) -> None:
     with pytest.raises(CorpusError, match=rf"{source}: wanted each column once, got 'text' 2 time"):
         table_rows(data, source)
 
@@ -50,7 +50,7 @@ def test_columns_without_a_name_are_no_column_twice() -> None:
     assert table_rows(b"text,label,,\na,1,,\n", "a.csv")[0]["text"] == "a"
 
 
-def test_an_object_with_a_name_twice_is_refused() -> None:
+def test_an_object_with_a_duplicate_key_is_refused() -> None:
     data = b'{"text": "a", "label": "x"}\n{"text": "b", "label": "x", "label": "y"}\n'
     with pytest.raises(CorpusError, match=r"a.jsonl, line 2: wanted .* \(the name 'label' occ"):
         table_rows(data, "a.jsonl")
@@ -174,9 +174,7 @@ def test_a_file_without_rows_is_refused_for_every_task(name: str) -> None:
         (TokenClassification, [{"tokens": ["a"], "tags": ["O"]}] * 3, "two tags, found 1 (O)"),
     ],
 )
-def test_one_class_only_is_nothing_to_learn(
-    task: type[Task], rows: list[dict], message: str
-) -> None:
+def test_a_single_class_is_refused(task: type[Task], rows: list[dict], message: str) -> None:
     with pytest.raises(CorpusError, match=re.escape(message)):
         task.from_rows(rows)
 
@@ -233,12 +231,12 @@ def test_held_out_rows_of_one_class_have_finite_metrics() -> None:
         ),
     ],
 )
-def test_what_training_rows_lack_is_named(task: Task, row: dict, message: str) -> None:
+def test_missing_parts_of_training_rows_are_named(task: Task, row: dict, message: str) -> None:
     with pytest.raises(CorpusError, match=re.escape(message)):
         task.encode([row], TOKENIZER, 32, labelled=True)
 
 
-def test_a_list_of_labels_has_no_empty_one() -> None:
+def test_a_list_of_labels_has_no_empty_label() -> None:
     shapes = TextClassification.shapes(TextClassificationOptions(multi_label=True))
     with pytest.raises(CorpusError, match="wanted a list of texts, none of them empty, in the col"):
         labelled([{"text": "a", "labels": ["x", ""]}], shapes, {}, "a")
@@ -273,7 +271,7 @@ def test_tags_of_other_words_are_not_scored(number: int, labels: list[str]) -> N
         ("multiple-choice", [{"text": "a", "choices": ["", " "], "label": 0}] * 2),
     ],
 )
-def test_rows_of_nothing_are_taken_and_counted(name: str, rows: list[dict]) -> None:
+def test_empty_rows_are_accepted_and_counted(name: str, rows: list[dict]) -> None:
     task = TASKS[name](["x", "O"])
     assert task.remarks(rows)["rows_with_empty_text"] == 2
     windows = task.encode(rows, TOKENIZER, 16, labelled=True)
@@ -284,7 +282,7 @@ LONG = " ".join(random.Random(0).choices(tiny.WORDS, k=100_000))
 
 
 @pytest.mark.drill
-def test_of_a_hundred_thousand_words_every_one_is_tagged() -> None:
+def test_all_of_a_hundred_thousand_words_are_tagged() -> None:
     row = {"tokens": LONG.split(), "tags": ["O"] * 99_999 + ["B-x"]}
     task = TokenClassification(["B-x", "O"])
     windows = task.encode([row], TOKENIZER, 128, labelled=True)
@@ -295,7 +293,7 @@ def test_of_a_hundred_thousand_words_every_one_is_tagged() -> None:
     assert cut_rows(windows) == 0
 
 
-def test_an_answer_behind_a_hundred_thousand_words_is_found() -> None:
+def test_an_answer_after_a_hundred_thousand_words_is_found() -> None:
     context = f"{LONG} the blue tree"
     answer = {"text": "the blue tree", "answer_start": len(LONG) + 1}
     row = QUESTION | {"context": context, "answers": [answer]}
@@ -325,7 +323,7 @@ def test_an_answer_behind_a_hundred_thousand_words_is_found() -> None:
         ("sentence-similarity", {"source_sentence": "a", "sentences": ["b", LONG]}),
     ],
 )
-def test_a_text_that_is_cut_is_counted(name: str, row: dict) -> None:
+def test_a_cut_text_is_counted(name: str, row: dict) -> None:
     task = TASKS[name](["x", "y"])
     short = {
         key: [value[0], "a"] if isinstance(value, list) else "a [MASK]"
@@ -346,7 +344,7 @@ def test_a_text_that_is_cut_is_counted(name: str, row: dict) -> None:
         (b"a", "(\"b'a'\")"),
     ],
 )
-def test_what_is_no_text_is_no_input(cell: Any, shown: str) -> None:
+def test_values_that_are_not_text_are_not_inputs(cell: Any, shown: str) -> None:
     with pytest.raises(InputError, match=rf"row\.text: wanted text, got .*{re.escape(shown)}"):
         as_row(TextClassification.inputs, {"text": cell}, "row")
 

@@ -171,7 +171,7 @@ def test_a_long_question_is_cut_and_an_empty_passage_has_no_answer() -> None:
     assert answers[1] == {"score": 1.0, "start": 0, "end": 0, "answer": ""}
 
 
-def test_an_answer_that_is_not_at_its_place_is_found_or_named() -> None:
+def test_a_misplaced_answer_is_found_or_named() -> None:
     row = row_of("ab cd ab", "ab") | {"answers": [{"text": "ab", "answer_start": 5}]}
     (window,) = TASK.encode([row], TOKENIZER, 32, labelled=True)
     second, offsets = window.origin

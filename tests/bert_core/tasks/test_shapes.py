@@ -117,7 +117,7 @@ def test_a_quoted_field_of_a_csv_may_hold_line_breaks() -> None:
         (b"x", "a.dat", "got .dat: convert or rename it"),
     ],
 )
-def test_labelled_files_that_will_not_do_say_why(data: bytes, source: str, message: str) -> None:
+def test_invalid_labelled_files_are_explained(data: bytes, source: str, message: str) -> None:
     with pytest.raises(CorpusError, match=re.escape(message)):
         rows_of(data, source)
 
@@ -180,7 +180,7 @@ def test_a_row_with_other_cells_than_columns_is_refused(
         table_rows(data, source)
 
 
-def test_a_quote_that_is_not_closed_swallows_no_rows() -> None:
+def test_an_unclosed_quote_swallows_no_rows() -> None:
     message = (
         r"a\.csv, row 2 \(line 3\): wanted .* \(a quote opens here that is not closed\): quote"
     )
@@ -217,7 +217,9 @@ def test_a_cell_may_hold_a_hundred_thousand_words() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_named(record: dict, shape: type, columns: dict, message: str) -> None:
+def test_records_of_the_wrong_shape_are_named(
+    record: dict, shape: type, columns: dict, message: str
+) -> None:
     with pytest.raises(CorpusError, match=re.escape(message)):
         labelled([record], (TextInput, shape), columns, "a")
 

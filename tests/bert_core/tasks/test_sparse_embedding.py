@@ -101,7 +101,7 @@ def test_a_folder_that_sparse_encoder_saves_gives_its_vectors(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_vectors_that_sparse_encoder_cuts_to_their_largest_entries_are_not_given(
+def test_vectors_that_sparse_encoder_would_truncate_are_not_given(
     words: Path, tmp_path: Path
 ) -> None:
     from sentence_transformers import SparseEncoder

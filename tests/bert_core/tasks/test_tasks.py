@@ -199,7 +199,7 @@ def test_metrics_hold_for_any_selection_of_rows(task: Task) -> None:
     assert baseline is None or task.metrics(baseline).keys() == metrics.keys()
 
 
-def test_what_an_evaluation_tells_holds_for_any_selection_of_rows(task: Task) -> None:
+def test_an_evaluations_report_holds_for_any_selection_of_rows(task: Task) -> None:
     rows, columns = ROWS[task.name], columns_of(task)
     faults = task.faults(columns)
     assert faults.shape == (len(rows),)
@@ -234,7 +234,7 @@ class Plain(TextRegression):
         return {"closeness": float(np.exp(-np.abs(columns["predicted"] - columns["label"])).mean())}
 
 
-def test_a_task_that_does_not_say_what_a_fault_is_has_what_its_metric_lacks() -> None:
+def test_a_task_without_faults_of_its_own_uses_its_metric() -> None:
     rows = ROWS["text-regression"]
     answers = [{"score": row["score"] + add} for row, add in zip(rows, (0, 1, 2), strict=True)]
     faults = Plain().faults(Plain().compare(rows, answers))
@@ -276,7 +276,7 @@ def test_a_student_learns_from_the_scores_of_a_wider_teacher(trained: Task) -> N
     assert 0 < losses[-1] < 0.7 * losses[0]
 
 
-def test_a_bundle_brings_it_back_and_answers_its_examples(task: Task, tmp_path: Path) -> None:
+def test_a_bundle_restores_it_and_answers_its_examples(task: Task, tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     tiny.bundle(folder, TOKENIZER, CONFIG, task=task)
     again = load_bundle(folder).task
@@ -287,7 +287,7 @@ def test_a_bundle_brings_it_back_and_answers_its_examples(task: Task, tmp_path: 
     assert len(answers) == len(task.examples)
 
 
-def test_the_tasks_that_it_shares_a_head_with_exist_and_score_alike(task: Task) -> None:
+def test_the_tasks_that_share_its_head_exist_and_score_alike(task: Task) -> None:
     assert task.trainable or task.shares_head_with
     for name in task.shares_head_with:
         made = task.from_head(TASKS[name](INFERENCE_LABELS))
@@ -298,7 +298,7 @@ def test_the_tasks_that_it_shares_a_head_with_exist_and_score_alike(task: Task) 
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if TASKS[name].shares_head_with])
-def test_what_shares_a_head_passes_through_the_model_together(name: str, tmp_path: Path) -> None:
+def test_tasks_that_share_a_head_share_a_pass(name: str, tmp_path: Path) -> None:
     for other in TASKS[name].shares_head_with:
         source = TASKS[other](INFERENCE_LABELS)
         predictor = Predictor(
@@ -347,7 +347,7 @@ OPTIONS_OF_TEXT = [
 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS_OF_TEXT)
-def test_a_label_that_is_a_number_is_told_without_quotes_too(name: str, option: str) -> None:
+def test_a_numeric_label_may_be_given_without_quotes(name: str, option: str) -> None:
     assert ("text-classification", "out_of_scope") in OPTIONS_OF_TEXT
     for zero in (0, "0"):
         assert getattr(TASKS[name].options_of({option: zero}), option) == "0"

@@ -71,7 +71,7 @@ def test_a_label_unseen_in_training_is_named_with_those_there_are() -> None:
         ([{"text": "a", "label": "x"}], r"wanted at least two labels, found 1 \(x\)"),
     ],
 )
-def test_rows_that_are_no_training_set_are_refused(rows: list[dict], message: str) -> None:
+def test_rows_unusable_for_training_are_refused(rows: list[dict], message: str) -> None:
     with pytest.raises(CorpusError, match=message):
         TextClassification.from_rows(rows)
 
@@ -109,7 +109,7 @@ def test_answers_of_a_model_with_other_labels_are_wrong_not_an_error() -> None:
     assert TASK.metrics(TASK.compare(rows, answers))["accuracy"] == 0.5
 
 
-def test_f1_of_the_label_that_is_asked_for() -> None:
+def test_f1_is_that_of_the_requested_label() -> None:
     """A tenth fraud, none of it found: no F1 may look good without saying whose it is."""
     rows = [{"text": "a", "label": "fraud" if place % 10 == 0 else "legit"} for place in range(100)]
     answers = [[{"label": "legit", "score": 1.0}]] * 100

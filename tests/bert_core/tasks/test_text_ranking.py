@@ -128,7 +128,7 @@ def test_cross_encoder_loads_a_bundle_and_what_is_written_for_it_is_read_again(
         (1, {"sentence_transformers": {"activation_fn": "torch.nn.Tanh"}}, "text-regression"),
     ],
 )
-def test_other_heads_are_no_ranking(
+def test_other_heads_do_not_rank(
     outputs: int, entries: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
     task = load_bundle(classifier(tmp_path, outputs, **entries)).task
@@ -245,7 +245,7 @@ def test_rows_that_nothing_can_be_learned_from_are_refused(
         TextRanking.from_rows(labelled(rows, TextRanking.shapes(), {}, "rows"))
 
 
-def test_a_score_above_the_highest_is_refused() -> None:
+def test_a_score_above_the_maximum_is_refused() -> None:
     task = TextRanking.from_rows(ROWS)
     with pytest.raises(CorpusError, match="row 1: wanted a score of at most 3, the highest that"):
         task.encode([ROWS[0] | {"score": 4.0}], TOKENIZER, 32, labelled=True)
@@ -257,7 +257,7 @@ def test_rows_of_a_query_stay_together() -> None:
     assert len(set(TextRanking.digests(ROWS))) == 3
 
 
-def test_a_row_is_at_fault_by_the_passages_on_the_wrong_side_of_it() -> None:
+def test_a_rows_fault_is_its_share_of_misordered_passages() -> None:
     rows = [
         {"text": query, "text_pair": f"{place}", "score": score}
         for query, score in (("q", 2.0), ("q", 1.0), ("q", 0.0), ("r", 1.0))

@@ -44,7 +44,7 @@ def rows_of(targets: dict[str, list], *pairs: str | None) -> list[dict[str, Any]
 
 
 @kinds
-def test_a_task_is_of_pairs_where_its_training_rows_are(
+def test_a_task_takes_pairs_if_its_training_rows_are_pairs(
     kind: type[TextTask], targets: dict[str, list]
 ) -> None:
     pairs = rows_of(targets, "b", "b", "b")
@@ -76,7 +76,7 @@ def test_rows_that_are_pairs_and_others_that_are_not_are_no_training_set(
 
 
 @kinds
-def test_an_empty_second_text_is_of_a_pair_and_a_column_of_them_is_none(
+def test_an_empty_second_text_makes_a_pair_but_a_column_of_them_does_not(
     kind: type[TextTask], targets: dict[str, list]
 ) -> None:
     shapes = kind.shapes()

@@ -65,7 +65,7 @@ def test_every_word_is_scored_once_at_its_first_piece(
 
 
 @given(st.lists(st.tuples(WORD, st.sampled_from(LABELS)), min_size=1, max_size=25))
-def test_what_is_scored_comes_back_as_entities_with_their_characters(
+def test_scored_entities_come_with_their_characters(
     pairs: list[tuple[str, str]],
 ) -> None:
     row = {"tokens": [word for word, _ in pairs], "tags": [tag for _, tag in pairs]}
@@ -84,7 +84,7 @@ def test_what_is_scored_comes_back_as_entities_with_their_characters(
     assert [one["word"] for one in each] == row["tokens"]
 
 
-def test_a_text_is_divided_as_the_tokenizer_divides_it() -> None:
+def test_a_text_is_split_as_the_tokenizer_splits_it() -> None:
     row = {"text": " Abc, de-f."}
     windows = TASK.encode([row], WORDPIECE, 32)
     tags = ["B-per", "O", "B-loc", "I-loc", "I-loc", "O"]
@@ -119,7 +119,7 @@ PARTS = TokenClassification(LABELS, TokenClassificationOptions(stride=3, label_p
 @pytest.mark.parametrize("tokenizer", [WORDPIECE, BPE], ids=["wordpiece", "bpe"])
 @pytest.mark.parametrize("nothing", ["\x00", "\u200b", "\ufe0f", "\u0301", "\u00ad", "\u2060", ""])
 @pytest.mark.parametrize("tag", ["I-per", "O"])
-def test_a_word_of_which_nothing_is_left_is_no_evidence(
+def test_a_word_that_normalizes_to_nothing_is_no_evidence(
     task: TokenClassification, tokenizer: Tokenizer, nothing: str, tag: str
 ) -> None:
     # Of Unicode's categories Cc, Cf and Mn: BERT's normalizer removes them, or some of them.
@@ -342,14 +342,14 @@ def test_words_and_the_text_that_they_make_are_read_alike(tokenizer: Tokenizer) 
         )
 
 
-def test_of_a_word_outside_no_later_part_has_a_label() -> None:
+def test_no_later_part_of_a_word_outside_has_a_label() -> None:
     row = {"tokens": ["a.b-c", "x", "a.b-c"], "tags": ["O", "B-loc", "O"]}
     [window] = PARTS.encode([row], MARKS, 32, labelled=True)
     none = [IGNORE] * 4
     assert window.labels["token_labels"].tolist() == [4, *none, 0, 4, *none]
 
 
-def test_what_a_mark_joins_has_the_tag_of_its_first_part() -> None:
+def test_words_joined_by_a_mark_have_the_tag_of_the_first_part() -> None:
     rows = [{"tokens": ["non-a", "at", "a-t"], "tags": ["O", "O", "B-loc"]}]
     task = TokenClassification.from_rows(rows)
     assert task.chosen.inner_marks == "-"
@@ -462,7 +462,7 @@ def test_prefixes_alone_mark_entities_of_one_type_without_a_name(
         ([*"abcdefghij"], "a, b, c, d, e, f, g, h and 2 more"),
     ],
 )
-def test_tags_that_mark_no_entities_are_told_with_what_they_look_like(
+def test_tags_that_mark_no_entities_are_reported_with_what_they_look_like(
     tags: list[str], shown: str
 ) -> None:
     rows = [{"tokens": tags, "tags": tags}]
@@ -586,7 +586,7 @@ def test_a_scheme_is_asked_for_of_tags_of_entities_only() -> None:
         (["DET", "NOUN"], ["DET", "X", "NOUN", "DET"], [0, IGNORE, 1, 0]),
     ],
 )
-def test_what_no_training_row_had_is_wrong_and_told_and_has_no_loss(
+def test_labels_unseen_in_training_are_wrong_and_reported_without_a_loss(
     labels: list[str], tags: list[str], learned: list[int]
 ) -> None:
     task, row = TokenClassification(labels), {"tokens": ["a", "b", "c", "d"], "tags": tags}

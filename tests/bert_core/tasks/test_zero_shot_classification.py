@@ -148,9 +148,7 @@ def test_a_model_that_does_not_infer_is_refused(
         ({"hypothesis_template": "{}" + "a" * 499}, r"wanted at most 500 characters.* got 501"),
     ],
 )
-def test_labels_and_templates_that_are_none_are_refused(
-    given: dict[str, Any], message: str
-) -> None:
+def test_invalid_labels_and_templates_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ZeroShotParameters(**given)
     with pytest.raises(ConfigError, match=message):

@@ -132,7 +132,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["step-00000011"]
 
 
-def test_what_a_killed_run_left_is_no_checkpoint_and_is_cleared_away(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_not_a_checkpoint_and_are_cleared(tmp_path: Path) -> None:
     save(tmp_path, 1)
     for step in (2, 30):  # killed before the last file was written
         shutil.copytree(tmp_path / "step-00000001", tmp_path / f"step-{step:08}")
@@ -262,7 +262,7 @@ def test_one_written_in_the_background_has_the_weights_of_its_step(tmp_path: Pat
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
 
 
-def test_what_goes_wrong_in_the_background_is_raised_at_the_next_one(tmp_path: Path) -> None:
+def test_background_errors_are_raised_at_the_next_checkpoint(tmp_path: Path) -> None:
     model, optimizer = trained(0)
     (tmp_path / "file").write_text("not a folder")
     with CheckpointWriter(str(tmp_path / "file"), run_digest="run") as writer:

@@ -15,7 +15,7 @@ def factors(schedule: ScheduleConfig, max_steps: int) -> list[float]:
     return [schedule.factor(step, max_steps) for step in range(max_steps)]
 
 
-def test_the_learning_rate_climbs_to_its_peak_and_falls_to_nothing() -> None:
+def test_the_learning_rate_rises_to_its_peak_and_falls_to_zero() -> None:
     schedule = ScheduleConfig(warmup_steps=4)
     assert factors(schedule, 8) == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25]
     assert schedule.factor(8, 8) == 0.0
@@ -40,7 +40,7 @@ def test_there_may_be_no_warmup_and_nothing_but_warmup() -> None:
     assert factors(ScheduleConfig(warmup_steps=3), 3) == pytest.approx([1 / 3, 2 / 3, 1.0])
 
 
-def test_a_cosine_falls_slowly_then_fast_then_slowly_to_nothing() -> None:
+def test_a_cosine_schedule_falls_slowly_then_fast_then_slowly_to_zero() -> None:
     schedule = ScheduleConfig(warmup_steps=2, decay="cosine")
     found = factors(schedule, 6)
     assert found == pytest.approx([0.5, 1, 1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5])
@@ -110,7 +110,7 @@ def test_settings_out_of_range_are_refused(config: type, settings: dict, message
         (LoopConfig(max_steps=1), "precision", "precision: wanted one of fp32, bf16, got 'x'"),
     ],
 )
-def test_an_unknown_word_is_refused_with_those_there_are(
+def test_an_unknown_command_is_refused_with_the_known_ones(
     config: ScheduleConfig | OptimizerConfig | LoopConfig, name: str, message: str
 ) -> None:
     object.__setattr__(config, name, "x")  # past the types, which are checked here

@@ -119,7 +119,7 @@ def test_groups_are_slices_of_the_global_order_for_any_number_of_workers(world_s
     assert sorted(seen) == sorted(texts[n : n + GROUP] for n in range(0, BATCH, GROUP))
 
 
-def test_every_worker_wants_a_group() -> None:
+def test_every_worker_needs_a_group() -> None:
     source, order = WindowSource([], 0), GlobalOrder([9], seed=0)
     with pytest.raises(ConfigError, match="a group of 4 rows for each of 3 workers, got 8"):
         RankBatches(source, order, 8, 100, 0, 3, 4)

@@ -70,7 +70,7 @@ def test_a_cpu_has_no_peak_to_compare_with() -> None:
     assert peak_flops(torch.device("cpu")) is None
 
 
-def test_a_chip_is_known_by_whole_words_of_its_name() -> None:
+def test_a_chip_is_recognised_by_whole_words_of_its_name() -> None:
     assert peak_flops_of("NVIDIA H200") == peak_flops_of("NVIDIA H100 80GB HBM3") == 989e12
     assert peak_flops_of("NVIDIA H100 PCIe") == 756e12
     assert peak_flops_of("NVIDIA A100-SXM4-80GB") == 312e12

@@ -414,7 +414,7 @@ def test_dropout_differs_between_steps_micro_batches_and_seeds() -> None:
     assert losses(seed=1)[0] != first
 
 
-def test_what_ran_before_in_the_process_changes_nothing() -> None:
+def test_earlier_work_in_the_process_changes_nothing() -> None:
     loop = LoopConfig(max_steps=2, precision="fp32")
     weights = []
     for noise in (0, 5):
@@ -498,7 +498,7 @@ def test_gradients_of_the_rows_that_were_read_train_as_those_of_all(
         torch.testing.assert_close(state[key], weight, atol=1e-12, rtol=0, msg=key)
 
 
-def test_a_part_without_items_has_no_say() -> None:
+def test_a_part_without_items_does_not_count() -> None:
     model = model_of()
     [batch] = next(batches(GLOBAL_BATCH).from_step(0))
     nothing = {key: batch[key][:0] for key in ("mlm_positions", "mlm_labels")}
@@ -537,7 +537,7 @@ def test_a_run_that_diverges_stops_before_the_step(poison: float) -> None:
         torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_loss_that_leaves_where_it_was_is_a_divergence() -> None:
+def test_a_loss_that_jumps_from_its_level_is_a_divergence() -> None:
     rise = Rise(2.0)
     for step, loss in enumerate([10.0, 13.0, 8.0, 7.0, 6.0, 6.5, 5.0, 5.5, 5.0, 4.0, 5.0, 7.7]):
         rise.check(step, loss)  # the first points wander

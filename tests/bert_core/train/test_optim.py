@@ -234,7 +234,7 @@ def test_muon_in_fp32_computes_nothing_in_bfloat16(model: ObjectiveModel) -> Non
     assert made == {torch.float32}
 
 
-def test_muon_leaves_all_else_to_adamw(model: ObjectiveModel) -> None:
+def test_muon_leaves_everything_else_to_adamw(model: ObjectiveModel) -> None:
     other = tiny.model(CONFIG, *OF_BERT)
     other.load_state_dict(model.state_dict())
     given_gradients(model)
@@ -251,7 +251,7 @@ def test_muon_leaves_all_else_to_adamw(model: ObjectiveModel) -> None:
     assert differs == of_layers(model)
 
 
-def test_a_muon_that_was_saved_goes_on_as_it_was(model: ObjectiveModel) -> None:
+def test_a_saved_muon_resumes_exactly(model: ObjectiveModel) -> None:
     first = build_optimizer(model, MUON)
     given_gradients(model)
     first.step()

@@ -164,7 +164,7 @@ def test_a_resumed_run_ends_with_the_same_bits_in_all_words(tmp_path: Path) -> N
     )
 
 
-def test_a_run_goes_on_from_a_checkpoint_of_one_that_trained_all_words(tmp_path: Path) -> None:
+def test_a_run_resumes_from_a_checkpoint_of_one_that_trained_all_words(tmp_path: Path) -> None:
     undisturbed, _ = trained_state(by_read_words=False)
     for order in ((True, False), (False, True)):
         first, second = (model(by_read_words=on) for on in order)

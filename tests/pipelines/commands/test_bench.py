@@ -84,7 +84,7 @@ def test_an_open_loop_charges_a_stall_to_all_who_would_have_asked() -> None:
 
 
 @pytest.mark.drill
-def test_what_is_no_answer_is_counted_by_kind() -> None:
+def test_failures_are_counted_by_kind() -> None:
     with serving() as (url, server):
         server.status = 503
         target = Target(url=url, bodies=[b'{"inputs": "a"}'])
@@ -127,7 +127,7 @@ def test_a_run_prints_a_table_and_leaves_figures_and_a_plot(
         ("tei", "/embed", {"inputs": ["one", "two"], "model": "docs"}),
     ],
 )
-def test_each_surface_is_asked_in_its_own_way(
+def test_each_surface_is_called_in_its_own_format(
     surface: Any, path: str, body: dict[str, Any], tmp_path: Path
 ) -> None:
     with serving() as (url, server):
@@ -141,7 +141,7 @@ def test_each_surface_is_asked_in_its_own_way(
     assert sent == {"one", "two", "three"}
 
 
-def test_loops_are_given_with_commas_between() -> None:
+def test_loops_are_separated_by_commas() -> None:
     line = ["--url", "http://x", "--source", "x", "--connections", "1,16", "--rates=50,100.5"]
     config = parse("bench", line)
     assert (config.connections, config.rates) == ((1, 16), (50.0, 100.5))
@@ -165,7 +165,7 @@ def test_only_line_ends_part_inputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "mark"), [("csv", ","), ("tsv", "\t")])
-def test_of_a_table_the_texts_are_sent(kind: str, mark: str, tmp_path: Path) -> None:
+def test_only_the_texts_of_a_table_are_sent(kind: str, mark: str, tmp_path: Path) -> None:
     table = tmp_path / f"rows.{kind}"
     table.write_text(f"label{mark}text\na{mark}one\nb{mark}two words\nc{mark}\n")
     assert inputs_of(str(table)) == ["one", "two words"]
@@ -188,7 +188,7 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.drill
-def test_a_bar_that_is_missed_fails(tmp_path: Path) -> None:
+def test_a_missed_bar_fails(tmp_path: Path) -> None:
     with serving() as (url, _):
         run(config_of(url, tmp_path, max_p99_ms=10_000, min_per_s=1))
         with pytest.raises(ResourceError, match="max_p99_ms: wanted at most 1 ms, got"):
@@ -197,7 +197,7 @@ def test_a_bar_that_is_missed_fails(tmp_path: Path) -> None:
             run(config_of(url, tmp_path, min_per_s=1e6))
 
 
-def test_what_cannot_be_measured_is_told(tmp_path: Path) -> None:
+def test_servers_that_cannot_be_measured_are_reported(tmp_path: Path) -> None:
     with pytest.raises(
         ResourceError, match=r"wanted answers, got Cannot connect to host .*: check the"
     ):

@@ -47,7 +47,7 @@ def test_a_run_is_written_to_the_store_and_deleted(tmp_path: Path) -> None:
     assert run.data.metrics == {"probe": 1.0}
 
 
-def test_what_is_wrong_is_counted_and_the_rest_is_checked_too(
+def test_failed_checks_are_counted_and_the_rest_are_run_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -60,7 +60,7 @@ def test_what_is_wrong_is_counted_and_the_rest_is_checked_too(
     assert "wanted MLflow at http://127.0.0.1:9, it does not answer: start it" in mlflow.text
 
 
-def test_a_token_that_others_can_read_is_told_once(
+def test_a_token_that_others_can_read_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
@@ -114,7 +114,7 @@ def test_a_cluster_is_checked_on_its_nodes(kind: str, head: Any, tmp_path: Path)
     ],
     ids=["another", "none"],
 )
-def test_a_wrong_token_is_told(
+def test_a_wrong_token_is_reported(
     kind: str, variables: dict[str, str], got: str, head: Any, tmp_path: Path
 ) -> None:
     addresses = {**head.addresses, "job server": head.environment["RAY_API_SERVER_ADDRESS"]}

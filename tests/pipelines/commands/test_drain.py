@@ -97,7 +97,7 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Metadata]]:
 
 @pytest.mark.parametrize(("cloud", "least", "most"), [("aws", 60, 100), ("gcp", 30, 30),
                                                       ("azure", 60, 100)])  # fmt: skip
-def test_each_cloud_tells_of_its_notice_and_when_the_host_goes(
+def test_each_cloud_reports_its_notice_and_when_the_host_stops(
     metadata: type[Metadata], cloud: str, least: float, most: float
 ) -> None:
     look = notices.source(cloud)
@@ -109,7 +109,7 @@ def test_each_cloud_tells_of_its_notice_and_when_the_host_goes(
     assert least <= notice.seconds <= most
 
 
-def test_a_metadata_service_that_is_away_is_told_from_one_without_a_notice(
+def test_an_unreachable_metadata_service_is_distinguished_from_one_without_a_notice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(notices, "METADATA", "http://127.0.0.1:9")
@@ -118,7 +118,7 @@ def test_a_metadata_service_that_is_away_is_told_from_one_without_a_notice(
             notices.source(cloud)()
 
 
-def test_who_gives_notice_is_a_cloud_or_a_path() -> None:
+def test_preemption_notices_come_from_a_cloud_or_a_path() -> None:
     message = "on_notice: wanted one of aws, gcp, azure, or a path with a slash, .* got amazon"
     with pytest.raises(ConfigError, match=message):
         DrainConfig(on_notice="amazon")

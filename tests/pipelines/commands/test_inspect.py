@@ -55,7 +55,7 @@ def config_of(folder: Path, **more: Any) -> InspectConfig:
     return InspectConfig(model=str(folder), **more)
 
 
-def test_sections_are_those_that_were_asked_for(folder: Path) -> None:
+def test_sections_are_the_requested_ones(folder: Path) -> None:
     assert list(look(config_of(folder, text=TEXT))) == ["model", "attention"]
     assert list(look(config_of(folder, masked="The [MASK]."))) == ["model", "masks"]
     assert list(look(config_of(folder, word="bank", word_sentences=USES))) == ["model", "word"]
@@ -155,7 +155,7 @@ def test_a_page_of_the_largest_text_of_bert_base_stays_below_8_mb(tmp_path: Path
         ({"text": "a", "top_k": 0}, "top_k: wanted at least 1, got 0"),
     ],
 )
-def test_what_does_not_fit_together_is_refused_before_the_model_loads(
+def test_inconsistent_settings_are_refused_before_the_model_loads(
     more: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -178,7 +178,7 @@ def test_what_does_not_fit_together_is_refused_before_the_model_loads(
         ),
     ],
 )
-def test_a_text_that_a_section_cannot_take_is_named(
+def test_a_text_that_a_section_cannot_use_is_named(
     more: dict[str, Any], message: str, folder: Path
 ) -> None:
     with pytest.raises(InputError, match=message):
@@ -186,7 +186,7 @@ def test_a_text_that_a_section_cannot_take_is_named(
 
 
 @pytest.mark.parametrize("field", ["masked", "next_sentence"])
-def test_a_head_that_is_not_there_is_named(field: str, tmp_path: Path) -> None:
+def test_a_missing_head_is_named(field: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "bundle", heads=False)
     more = {"masked": "The [MASK]."} if field == "masked" else {"text_pair": PAIR, field: True}
     message = f"{field}: wanted a model with a head for .* leave {field} out"

@@ -84,7 +84,7 @@ def test_the_page_draws_every_head_alone_and_without_an_error(
         assert it.messages == []
 
 
-def test_a_head_is_chosen_by_a_click_and_by_keys_and_its_weights_are_told(
+def test_a_head_can_be_chosen_by_click_or_key_and_its_weights_are_announced(
     page: Path, browser: "Browser"
 ) -> None:
     from tests import pages
@@ -109,7 +109,7 @@ def test_a_head_is_chosen_by_a_click_and_by_keys_and_its_weights_are_told(
         assert it.messages == []
 
 
-def test_the_page_is_within_reach_of_all(page: Path, browser: "Browser") -> None:
+def test_the_page_is_accessible(page: Path, browser: "Browser") -> None:
     from tests import pages
 
     with pages.opened(browser, page) as it:

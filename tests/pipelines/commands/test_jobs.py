@@ -66,7 +66,7 @@ for i in range({LINES}):
 """
 
 
-def test_a_broken_stream_goes_on_without_losing_or_repeating_a_line(
+def test_a_broken_stream_resumes_without_losing_or_repeating_a_line(
     head: Any, tmp_path: Path
 ) -> None:
     start(head, "raybert-count-0123456789ab", "python", "-u", "-c", COUNTS)

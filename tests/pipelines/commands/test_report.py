@@ -194,7 +194,7 @@ def test_runs_beside_each_other_show_the_settings_that_differ_alone(
     )
 
 
-def test_runs_of_one_stage_are_told_apart_by_name_and_an_activity_has_one_colour(
+def test_runs_of_one_stage_differ_by_name_and_an_activity_has_one_colour(
     tmp_path: Path,
 ) -> None:
     first = shards(tmp_path / "shards")
@@ -222,7 +222,7 @@ def test_seeds_lie_over_each_other(folders: list[str], tmp_path: Path) -> None:
     assert page.count('<path class="line faint') == 2 * 2  # seeds of two metrics
 
 
-def test_what_a_run_was_made_from_is_followed_unless_it_was_made_again(tmp_path: Path) -> None:
+def test_a_runs_inputs_are_followed_unless_they_were_remade(tmp_path: Path) -> None:
     first = shards(tmp_path / "shards")
     second = tuned(tmp_path / "tuned", first, (0.8,), from_scratch=False)
     found = with_ancestors(runs_of([second], None))
@@ -233,7 +233,7 @@ def test_what_a_run_was_made_from_is_followed_unless_it_was_made_again(tmp_path:
     assert [each.place for each in with_ancestors(runs_of([second], None))] == [second]
 
 
-def test_an_arrow_that_a_longer_way_says_is_left_out(tmp_path: Path) -> None:
+def test_an_arrow_implied_by_a_longer_path_is_left_out(tmp_path: Path) -> None:
     def added(name: str, *inputs: str) -> str:
         taken = {f"from_{each}": each for each in inputs}
         return add(tmp_path / name, Manifest(stage="x", digest=name, config={}, inputs=taken))
@@ -258,7 +258,7 @@ def test_pictures_name_themselves_and_escape() -> None:
     assert wrapped("one two three", 7) == ["one two", "three"]
 
 
-def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+def test_folders_that_are_not_runs_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="runs: wanted at least one output of a finished stage"):
         ReportConfig()
     wanted = (
@@ -268,7 +268,7 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
         run(ReportConfig(runs=(str(tmp_path),)))
 
 
-def test_a_run_is_found_by_its_id_and_told_from_mlflow_when_its_folder_is_gone(
+def test_a_run_is_found_by_its_id_and_shown_from_mlflow_if_its_folder_is_gone(
     tmp_path: Path,
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -358,7 +358,7 @@ def test_an_id_shows_its_run_when_the_folder_has_a_newer_one_of_the_same_setting
     assert found[1].place == config.output
 
 
-def test_of_the_runs_that_wrote_an_output_only_the_one_that_was_read_is_downloaded(
+def test_only_the_run_that_wrote_the_read_output_is_downloaded(
     tmp_path: Path,
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -409,7 +409,7 @@ def test_a_run_without_a_manifest_shows_what_mlflow_has(tmp_path: Path) -> None:
     assert with_ancestors([seen]) == [seen]
 
 
-def test_what_mlflow_has_makes_the_same_page_as_the_folders(
+def test_mlflows_records_make_the_same_page_as_the_folders(
     finetuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From an evaluation back to the text, by the id of the last run alone."""
@@ -456,7 +456,7 @@ def test_it_is_read_alone_on_any_screen(
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_it_is_within_reach_of_all(
+def test_it_is_accessible(
     several: bool, folders: list[str], tmp_path: Path, browser: "Browser"
 ) -> None:
     from tests import pages

@@ -85,12 +85,12 @@ def test_a_submission_without_a_stage_says_what_was_wanted() -> None:
         run(SubmitConfig(), [])
 
 
-def test_a_folder_that_is_not_there_cannot_be_sent() -> None:
+def test_a_missing_folder_cannot_be_sent() -> None:
     with pytest.raises(ConfigError, match="working_dir: wanted a folder, got absent"):
         run(SubmitConfig(working_dir="absent"), ["vocab", "--output", "/shared/vocab"])
 
 
-def test_a_reason_to_retry_that_there_is_none_of_is_named() -> None:
+def test_an_unknown_retry_reason_is_named() -> None:
     assert SubmitConfig(retry_on="lost,failed").reasons == ["lost", "failed"]
     with pytest.raises(ConfigError, match="retry_on: wanted one of lost, preempted, failed, got x"):
         SubmitConfig(retry_on="lost,x")

@@ -18,7 +18,7 @@ from tracking.runs.recorder import RunRecorder
 from tracking.store.ports import free_ports
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
         config = UiConfig(port=port, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
@@ -67,6 +67,6 @@ def test_the_store_of_a_run_is_opened_at_that_run(tmp_path: Path) -> None:
         page.communicate()
 
 
-def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+def test_folders_that_are_not_runs_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"run: wanted the output of a stage, {tmp_path} has no"):
         run(UiConfig(run=str(tmp_path)))

@@ -91,7 +91,7 @@ def test_contents_say_what_a_file_is_whatever_it_is_called(
                 assert read_corpus(tmp_path / name) == [row["text"] for row in ROWS]
 
 
-def test_a_text_that_is_compressed_under_another_name_is_read(tmp_path: Path) -> None:
+def test_a_compressed_text_under_another_name_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(gzip.compress(b"One.\n\nTwo."))
     (tmp_path / "b.csv").write_bytes(bz2.compress(b"text,label\nThree.,x\n"))
     assert [text.strip() for text in read_corpus(tmp_path / "a.txt")] == ["One.", "Two."]
@@ -150,7 +150,7 @@ def test_objects_are_those_of_the_json_module_wherever_a_piece_ends(
         ),
     ],
 )
-def test_json_that_will_not_do_says_where_and_why(
+def test_invalid_json_is_reported_with_place_and_reason(
     tmp_path: Path, data: bytes, message: str
 ) -> None:
     (tmp_path / "a.json").write_bytes(data)
@@ -158,7 +158,7 @@ def test_json_that_will_not_do_says_where_and_why(
         read_rows(tmp_path / "a.json")
 
 
-def test_a_bad_object_of_a_list_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_a_bad_object_of_a_list_affects_no_other(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b'[{"text": "a"},\n{"text": },\n 3, {"text": "b"}]')
     assert read_corpus(tmp_path / "a.json", errors="skip") == ["a", "", "", "b"]
 
@@ -182,7 +182,7 @@ LABELS = ["a", "b"] * 100
 
 
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd"])
-def test_a_damaged_page_is_told_with_the_name_of_the_file(tmp_path: Path, codec: str) -> None:
+def test_a_damaged_page_is_reported_with_the_name_of_the_file(tmp_path: Path, codec: str) -> None:
     sink = io.BytesIO()
     table = pa.table({"text": TEXTS, "label": LABELS})
     pq.write_table(table, sink, compression=codec, use_dictionary=["label"], row_group_size=70)
@@ -236,7 +236,7 @@ def _bits_of(stored: bytearray, at: int) -> int | None:
 
 
 @pytest.mark.parametrize("name", ["128 bits", "time", "date", "bytes"])
-def test_a_column_that_nobody_asks_for_makes_no_file_unreadable(tmp_path: Path, name: str) -> None:
+def test_an_unused_column_does_not_make_a_file_unreadable(tmp_path: Path, name: str) -> None:
     odd: dict[str, Any] = {
         "time": TIMES,
         "date": pa.array([2_000_000_000] * 3, pa.date32()),
@@ -311,7 +311,7 @@ HIDDEN = ["_SUCCESS", ".a.txt.crc", "sub/_old/b.txt", "_metadata"]
 OF_GIT = [".gitattributes", ".git/HEAD"]
 
 
-def test_files_that_come_with_data_are_passed_over_and_named(
+def test_files_that_accompany_data_are_skipped_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in [*BESIDE, *HIDDEN, *OF_GIT, "data.txt", "sub/README.md"]:
@@ -362,7 +362,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12
         ("a.txt", POINTER, "it is a pointer of Git LFS: have Git LFS fetch"),
     ],
 )
-def test_a_file_of_a_format_that_is_not_read_says_what_to_do(
+def test_a_file_of_an_unsupported_format_says_what_to_do(
     tmp_path: Path, name: str, data: bytes, way_out: str
 ) -> None:
     (tmp_path / name).write_bytes(data)
@@ -371,7 +371,7 @@ def test_a_file_of_a_format_that_is_not_read_says_what_to_do(
             read(tmp_path / name)
 
 
-def test_xml_that_is_no_dump_is_refused(tmp_path: Path) -> None:
+def test_xml_that_is_not_a_dump_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.xml").write_bytes(b"<rss/>")
     with pytest.raises(CorpusError, match="wanted a Wikipedia dump, got other XML: write its te"):
         read_corpus(tmp_path / "a.xml")
@@ -383,7 +383,7 @@ def test_text_may_begin_as_other_formats_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["", "/*.txt"])
-def test_a_name_of_a_file_that_is_no_utf8_is_told(tmp_path: Path, what: str) -> None:
+def test_a_file_name_that_is_not_utf8_is_reported(tmp_path: Path, what: str) -> None:
     (tmp_path / "b.txt").write_text("One.")
     (tmp_path / "caf\udce9.txt").write_text("Two.")
     message = r"wanted names of files in UTF-8, got b'.*caf\\xe9.txt': rename the file"

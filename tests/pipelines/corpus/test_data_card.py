@@ -161,7 +161,7 @@ def test_licences_that_are_given_count(made: Made, tmp_path: Path) -> None:
     assert [row.split(" | ")[1] for row in rows if " | " in row] == ["MIT", "CC0", "GFDL"]
 
 
-def test_what_was_read_is_used_or_left_out_for_a_reason(made: Made) -> None:
+def test_every_read_document_is_used_or_left_out_for_a_reason(made: Made) -> None:
     rows = {what: int(count.replace(",", "")) for what, count, _ in made.rows("Documents")}
     used = 40 + 1 + len(chosen())
     assert rows == {

@@ -133,7 +133,7 @@ def test_workers_hash_what_is_more_than_a_second_takes(
         corpus_input(corpus, StageConfig(output="unused", num_workers=2))
 
 
-def test_a_file_that_is_gone_or_changed_before_it_is_hashed_is_named(many: CorpusConfig) -> None:
+def test_a_file_removed_or_changed_before_it_is_hashed_is_named(many: CorpusConfig) -> None:
     corpus, stage = list_corpus(many), StageConfig(output="unused", num_workers=0)
     Path(corpus.files[1].path).write_bytes(b"Another text.")
     with pytest.raises(

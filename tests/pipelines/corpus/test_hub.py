@@ -97,12 +97,12 @@ ENGLISH = ("- config_name: english", "  data_files: data/train-*")
         ("configs:", "- config_name: without files", *ENGLISH),
     ],
 )
-def test_of_several_configs_the_default_counts(tmp_path: Path, lines: tuple[str, ...]) -> None:
+def test_the_default_of_several_configs_counts(tmp_path: Path, lines: tuple[str, ...]) -> None:
     assert found(tmp_path, lines) == TRAIN
 
 
 @pytest.mark.parametrize("lines", [(), ("license: mit",), ("configs: []",), ("configs:",)])
-def test_without_configs_the_names_of_files_tell(tmp_path: Path, lines: tuple[str, ...]) -> None:
+def test_without_configs_file_names_decide(tmp_path: Path, lines: tuple[str, ...]) -> None:
     assert found(tmp_path, lines) == [*TRAIN, "german/train.parquet"]
 
 
@@ -142,7 +142,7 @@ def test_a_split_is_a_word_of_its_own_in_a_path(
         (("license: \udcff",), NAMES, "/README.md: wanted YAML between its first two lines of ---"),
     ],
 )  # fmt: skip
-def test_a_data_set_that_does_not_tell_its_training_split_is_refused(
+def test_a_data_set_without_a_known_training_split_is_refused(
     tmp_path: Path, lines: tuple[str, ...], names: list[str], message: str
 ) -> None:
     data_set(tmp_path, "", names)
@@ -152,7 +152,7 @@ def test_a_data_set_that_does_not_tell_its_training_split_is_refused(
 
 
 @pytest.mark.parametrize("text", ["# Just words\n", "---\nlicense: mit\n", "---\n- a list\n---\n"])
-def test_a_folder_whose_readme_is_no_card_is_a_folder(tmp_path: Path, text: str) -> None:
+def test_a_folder_whose_readme_is_not_a_card_is_a_plain_folder(tmp_path: Path, text: str) -> None:
     source = data_set(tmp_path, text, ["test.txt"])
     assert data_files(source) is None
     assert license_of(source) is None
@@ -196,7 +196,7 @@ def test_labelled_rows_of_a_data_set_are_of_the_split_that_they_are_for(
     assert labelled_paths(source, "held_out") == ["dev.csv"]
 
 
-def test_a_split_goes_by_the_name_that_the_card_gives_it(tmp_path: Path) -> None:
+def test_a_split_has_the_name_that_its_card_gives(tmp_path: Path) -> None:
     lines = [line.replace("unsupervised", "validation_mismatched") for line in SPLITS]
     source = data_set(tmp_path / "one", card(*lines), LABELLED)
     assert labelled_paths(source, "held_out") == ["dev.csv"]
@@ -236,7 +236,7 @@ def test_a_folder_may_end_in_slashes(tmp_path: Path, slashes: str) -> None:
     assert labelled_files(config, "held_out") == [f"{source}/test.csv"]
 
 
-def test_a_folder_whose_files_tell_of_no_split_is_read_whole(tmp_path: Path) -> None:
+def test_a_folder_whose_files_name_no_split_is_read_whole(tmp_path: Path) -> None:
     source = data_set(tmp_path, "words", ["data/a.csv", "data/test-b.csv"])
     assert labelled_paths(source, "train") == ["a.csv", "test-b.csv"]
     assert labelled_paths(source, "held_out") == ["a.csv", "test-b.csv"]
@@ -283,7 +283,7 @@ NAMED = f"{{class_label: {{names: {json.dumps(NAMES_OF_CLASSES, sort_keys=True)}
     ids=["one config", "of a list", "two that differ", "numbers", "no feature", "no info", "none"],
 )  # fmt: skip
 @pytest.mark.parametrize("cell", ["1", 1, "pos"])
-def test_classes_have_the_names_that_the_card_tells(
+def test_classes_have_the_names_from_the_card(
     tmp_path: Path, info: tuple[str, ...], label: str, cell: str | int
 ) -> None:
     source = data_set(tmp_path, card(*info), ["train.csv"])
@@ -317,7 +317,7 @@ def test_a_column_that_is_empty_in_one_of_several_files_is_empty_text(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["sequence", "list"])
-def test_tags_have_the_names_that_the_card_tells(tmp_path: Path, kind: str) -> None:
+def test_tags_have_the_names_from_the_card(tmp_path: Path, kind: str) -> None:
     info = ("dataset_info:", f"  features: [{{name: tags, {kind}: {NAMED}}}]")
     source = data_set(tmp_path, card(*info), ["train.jsonl"])
     (tmp_path / "train.jsonl").write_text('{"tokens": ["x", "y", "z"], "tags": [1, 0, 11]}')
@@ -343,7 +343,7 @@ def test_the_card_names_the_licence(tmp_path: Path, line: str, wanted: str | Non
     assert license_of(data_set(tmp_path, card(line), [])) == wanted
 
 
-def test_what_is_read_is_what_the_card_names(tmp_path: Path) -> None:
+def test_the_files_read_are_those_the_card_names(tmp_path: Path) -> None:
     lines = ("configs:", "- config_name: a", "  data_files: 'deep/*.txt'")
     source = data_set(tmp_path, card(*lines).replace("\n", "\r\n"), ["deep/b.txt", "deep/a.txt"])
     blocks = plan_blocks(list_corpus(CorpusConfig(source=source)), 1000)

@@ -34,7 +34,7 @@ def read(path: Path, rows: list[dict[str, Any]], **config: Any) -> Any:
     return labelled_rows(source, "train", TASK.shapes(), partial(TASK.checked, options=None))
 
 
-def test_bad_rows_are_refused_together_and_left_out_if_so_told(
+def test_bad_rows_are_refused_together_or_left_out_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, rows = tmp_path / "a.jsonl", [GOOD, OUT_OF_RANGE, GOOD, NO_LABEL, OUT_OF_RANGE]
@@ -54,7 +54,7 @@ def test_bad_rows_are_refused_together_and_left_out_if_so_told(
         read(path, [NO_LABEL, NO_LABEL], bad_rows="skip")
 
 
-def test_what_is_wrong_with_all_rows_together_is_not_left_out(tmp_path: Path) -> None:
+def test_faults_common_to_all_rows_are_not_left_out(tmp_path: Path) -> None:
     rows = [GOOD | {"label": 1}, GOOD | {"label": 2}]
     with pytest.raises(CorpusError, match=r"a\.jsonl, rows: wanted labels that count .* from 0"):
         read(tmp_path / "a.jsonl", rows, bad_rows="skip")
@@ -236,7 +236,7 @@ def test_rows_whose_labels_a_model_does_not_know_are_bad_rows_too(
     assert "(rows 2, 4)" in capsys.readouterr().out
 
 
-def test_unknown_labels_are_named_each_and_many_are_counted(tmp_path: Path) -> None:
+def test_each_unknown_label_is_named_and_many_are_counted(tmp_path: Path) -> None:
     path, task = tmp_path / "a.jsonl", TextClassification(["x", "y"])
     rows = [{"text": "a", "label": f"odd {chr(97 + n % 13)}"} for n in range(26)]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))

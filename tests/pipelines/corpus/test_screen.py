@@ -81,14 +81,14 @@ def test_every_reason_is_counted(tmp_path: Path, block_bytes: int) -> None:
     }
 
 
-def test_control_characters_are_taken_out_and_documents_with_nul_counted(tmp_path: Path) -> None:
+def test_control_characters_are_removed_and_documents_with_nul_counted(tmp_path: Path) -> None:
     texts = ["One\x00 two\x00.", "\x00", "\ufeffThree\x07\r\nfour. \n", "Five."]
     kept, counts = screened(blocks_of(tmp_path, texts), QualityConfig())
     assert kept == ["One two.", "Three\nfour.", "Five."]
     assert counts == {"documents_read": 4, "documents_with_nul": 2, "dropped_empty": 1}
 
 
-def test_nothing_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_nothing_is_left_out_unless_requested(tmp_path: Path) -> None:
     texts = ["a", "a", "Ein Satz.", *DOCUMENTS, *DOCUMENTS, f"{ROW} {ROW}"]
     kept, counts = screened(blocks_of(tmp_path, texts), QualityConfig())
     assert kept == texts
@@ -139,7 +139,7 @@ def test_near_duplicates_are_the_same_whatever_the_blocks_are(tmp_path: Path) ->
     assert {document_digest(text) for text in texts} - set(map(document_digest, kept)) == found[0]
 
 
-def test_what_is_left_out_for_another_reason_displaces_no_near_duplicate(tmp_path: Path) -> None:
+def test_documents_left_out_for_another_reason_displace_no_near_duplicate(tmp_path: Path) -> None:
     text = max(DOCUMENTS[0], changed(DOCUMENTS[0]), key=lambda each: document_digest(each))
     other = min(DOCUMENTS[0], changed(DOCUMENTS[0]), key=lambda each: document_digest(each))
     blocks = blocks_of(tmp_path, [text, other + " more" * 9])

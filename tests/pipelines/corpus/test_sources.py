@@ -117,9 +117,7 @@ def test_documents_are_the_same_however_they_are_cut_and_packed(
 
 
 @pytest.mark.parametrize("packed", ["", ".gz"])
-def test_a_column_of_a_table_of_text_that_is_not_there_is_named(
-    tmp_path: Path, packed: str
-) -> None:
+def test_a_missing_column_of_a_table_of_text_is_named(tmp_path: Path, packed: str) -> None:
     config = corpus(tmp_path, f"a.csv{packed}", PACK[packed](b"id,body\n1,x\n2,y\n"))
     for block_bytes in (7, 1000):
         message = (
@@ -271,7 +269,7 @@ def test_a_file_that_cannot_be_read_is_named(
         documents(corpus(tmp_path, name, data), block_bytes=7)
 
 
-def test_damage_within_a_parquet_file_is_told(tmp_path: Path) -> None:
+def test_damage_within_a_parquet_file_is_reported(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", text=[text * 20 for text in TEXTS])
     data = (tmp_path / "a.parquet").read_bytes()
     with pytest.raises(CorpusError, match=r"a.parquet: wanted a whole Parquet file, it cannot be"):
@@ -279,7 +277,7 @@ def test_damage_within_a_parquet_file_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [documents, size_bytes_of])
-def test_a_column_that_is_not_there_or_no_text_is_named(
+def test_a_column_that_is_missing_or_not_text_is_named(
     tmp_path: Path, read: Callable[[CorpusConfig], Any]
 ) -> None:
     config = parquet(tmp_path / "a.parquet", id=[1], body=["x"])
@@ -300,7 +298,7 @@ def test_empty_files_among_others_are_passed_over(tmp_path: Path) -> None:
     assert size_bytes_of(config) == 12
 
 
-def test_a_file_that_changed_since_the_run_began_is_told(tmp_path: Path) -> None:
+def test_a_file_that_changed_since_the_run_began_is_reported(tmp_path: Path) -> None:
     [block] = blocks_of(corpus(tmp_path, "a.txt", b"One.\n\nTwo."), 1000)
     corpus(tmp_path, "a.txt", b"One.\n\nTwo.\n\nThree.")
     with pytest.raises(CorpusError, match="wanted the 10 bytes that were there when the run began"):
@@ -324,7 +322,7 @@ def test_a_file_that_changed_since_the_run_began_is_told(tmp_path: Path) -> None
         ({"held_out_share": 1.0}, "corpus.held_out_share: wanted at least 0 and below 1, got 1.0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_meaningless_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     config = CorpusConfig(source=("a", "b"))  # set as a command line would, past beartype
     for name, value in settings.items():
         object.__setattr__(config, name, value)
@@ -343,7 +341,7 @@ def test_a_file_has_one_weight(tmp_path: Path) -> None:
         assert (found.path, found.source) == (path, 0)
 
 
-def test_of_parquet_the_bytes_of_the_text_alone_count(tmp_path: Path) -> None:
+def test_only_the_text_columns_bytes_of_parquet_count(tmp_path: Path) -> None:
     text_bytes = sum(len(text.encode()) for text in TEXTS)
     other = [{"id": text * 50, "url": text * 60} for text in TEXTS]  # two columns in the file
     config = parquet(tmp_path / "a.parquet", other=other, text=TEXTS, last=TEXTS)
@@ -353,7 +351,7 @@ def test_of_parquet_the_bytes_of_the_text_alone_count(tmp_path: Path) -> None:
     assert size_bytes_of(both) == 3000 + int(0.5 * size_bytes_of(config))
 
 
-def test_files_come_in_order_and_small_ones_go_together(tmp_path: Path) -> None:
+def test_files_come_in_order_and_small_ones_are_grouped(tmp_path: Path) -> None:
     for name in ("b/2.txt", "b/.hidden.txt", "a/1.jsonl", "a/_SUCCESS"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('{"text": "One."}' if "jsonl" in name else "Two.")
@@ -383,7 +381,7 @@ def website(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield server.url
 
 
-def test_a_corpus_may_lie_in_the_web(tmp_path: Path, website: str) -> None:
+def test_a_corpus_may_be_on_the_web(tmp_path: Path, website: str) -> None:
     corpus(tmp_path, "a.txt", BLANK_LINES.encode())
     corpus(tmp_path, "b.jsonl.gz", gzip.compress(LINES.encode()))
     parquet(tmp_path / "c.parquet", text=TEXTS)

@@ -31,7 +31,7 @@ def test_cost_and_progress_come_from_the_record(tmp_path: Path, object_store: st
     assert figures_of_record(output) == ("$1.50", "25%", "90 min")
 
 
-def test_a_record_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
+def test_an_unreadable_record_is_not_an_error(tmp_path: Path) -> None:
     assert figures_of_record("") == figures_of_record(str(tmp_path / "elsewhere")) == ("", "", "")
     (tmp_path / FILE).write_text("{")
     assert figures_of_record(str(tmp_path)) == ("", "", "")
@@ -65,5 +65,5 @@ def test_progress_is_read_from_the_lines_that_a_meter_prints(
     assert progress_in(log) == shown
 
 
-def test_a_log_without_progress_tells_of_none() -> None:
+def test_a_log_without_progress_reports_none() -> None:
     assert progress_in("pretrain: starting\n") == ("", "")

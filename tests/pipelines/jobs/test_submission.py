@@ -54,7 +54,7 @@ def test_a_command_whose_config_is_on_the_cluster_is_known_by_its_words() -> Non
     assert id_of("serve", "keys", "list").startswith("raybert-serve-")
 
 
-def test_what_a_stage_would_refuse_is_refused_before_anything_is_sent() -> None:
+def test_a_job_whose_stage_would_refuse_it_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(ConfigError, match="vocab_size: wanted at least 100, got 3"):
         id_of("vocab", "--output", "/shared/vocab", "--vocab_size", "3")
     with pytest.raises(
@@ -95,7 +95,7 @@ def test_attempts_are_found_by_their_number() -> None:
         ({"error_type": "RUNTIME_ENV_SETUP_FAILURE", "message": "no such package"}, "failed"),
     ],
 )
-def test_the_ending_of_a_job_is_told_apart(known: dict[str, Any] | None, ending: str) -> None:
+def test_the_outcomes_of_a_job_are_distinguished(known: dict[str, Any] | None, ending: str) -> None:
     assert ending_of(None if known is None else job(**known)) == ending
 
 
@@ -152,7 +152,7 @@ def test_a_secret_in_a_config_file_is_refused_too(tmp_path: Path) -> None:
         '["http://mlflow:5000","a@b"]',
     ],
 )
-def test_what_only_looks_like_a_secret_is_let_through(value: str) -> None:
+def test_values_that_only_resemble_secrets_are_accepted(value: str) -> None:
     command = [*VOCAB, "--per_token", "true", "--tokenizer", "a/key", "--tokens=3"]
     refuse_secrets([*command, "--tracking_uri", value], None)
 

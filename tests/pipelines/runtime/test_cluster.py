@@ -93,7 +93,7 @@ def test_workers_of_our_own_cluster_give_way_to_nobody() -> None:
 
 
 @pytest.mark.ray
-def test_a_cluster_that_does_not_start_is_told_in_a_line() -> None:
+def test_a_cluster_that_does_not_start_is_reported_in_one_line() -> None:
     code = "from pipelines.runtime import cluster; cluster.connect(address='local')"
     # Ray cannot write where its session goes, so its processes cannot start.
     ended = subprocess.run(
@@ -112,7 +112,7 @@ def test_a_cluster_that_does_not_start_is_told_in_a_line() -> None:
     )
 
 
-def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_settings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
     cluster.set_defaults(cluster.SETTINGS)
@@ -147,7 +147,7 @@ def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
 
 @pytest.mark.usefixtures("unconnected")
 @pytest.mark.parametrize("address", ["nonsense", "head:port", "http://127.0.0.1:8265"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_invalid_addresses_are_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=f"address is {address}: wanted host:6379, ray://"):
         cluster.connect(address=address)
 
@@ -240,7 +240,7 @@ def test_a_driver_joins_through_rays_client(which: str, head: Any, open_head: An
 
 
 @pytest.mark.drill
-def test_what_rays_client_cannot_run_says_so(head: Any, tmp_path: Path) -> None:
+def test_commands_that_rays_client_cannot_run_say_so(head: Any, tmp_path: Path) -> None:
     done = head.raybert(*vocab_command(tmp_path), "--address", head.addresses["ray://"])
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1] == (

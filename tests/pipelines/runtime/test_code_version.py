@@ -7,7 +7,7 @@ import pytest
 from pipelines.runtime import code_version
 
 
-def test_a_git_that_takes_too_long_leaves_the_commit_out_and_ends_nothing(
+def test_a_slow_git_leaves_the_commit_out_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")

@@ -231,9 +231,7 @@ def taken(name: str, config: StageConfig) -> DatasetInput:
     return DatasetInput(name, read_manifest(config.output).digest, config.output)
 
 
-def test_the_card_of_data_that_was_made_again_is_none_of_the_run(
-    small: Any, tmp_path: Path
-) -> None:
+def test_the_card_of_remade_data_is_not_attached_to_the_run(small: Any, tmp_path: Path) -> None:
     shards, encoder, tuned = (
         StageConfig(output=str(tmp_path / name), tracking_uri=small.tracking_uri)
         for name in ("shards", "encoder", "tuned")
@@ -252,7 +250,7 @@ def test_the_card_of_data_that_was_made_again_is_none_of_the_run(
     assert f"[the data card](#/experiments/{newer.experiment_id}/runs/{newer.run_id}/" in note
 
 
-def test_what_a_run_was_made_from_may_vanish_while_it_runs(small: Any, tmp_path: Path) -> None:
+def test_a_runs_inputs_may_disappear_while_it_runs(small: Any, tmp_path: Path) -> None:
     shards, encoder = (
         StageConfig(output=str(tmp_path / name), tracking_uri=small.tracking_uri)
         for name in ("shards", "encoder")

@@ -40,7 +40,7 @@ def growing_head() -> Iterator[Head]:
 
 @pytest.mark.ray
 @pytest.mark.cluster
-def test_a_stage_that_is_told_to_wait_has_the_nodes_started_that_it_lacks(
+def test_a_waiting_stage_has_the_missing_nodes_started(
     growing_head: Head, tmp_path: Path, recovered: Callable[[str, float, float], None]
 ) -> None:
     address = growing_head.addresses["host:port"]

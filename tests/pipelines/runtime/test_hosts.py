@@ -30,7 +30,7 @@ def test_another_file_is_refused(name: str) -> None:
         Hosts.read(path)
 
 
-def test_a_host_without_a_name_or_without_ssh_is_told(tmp_path: Path) -> None:
+def test_a_host_without_a_name_or_without_ssh_is_reported(tmp_path: Path) -> None:
     text = (ROOT / "deploy" / "onprem.yaml").read_text()
     path = tmp_path / "onprem.yaml"
     path.write_text(text.replace("192.0.2.", "127.0.0.1:"))  # no address

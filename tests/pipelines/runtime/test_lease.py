@@ -58,7 +58,7 @@ def taken_over(output: str) -> None:
         tag = conditional.replace_if(path, other.encoded(), before)
 
 
-def test_a_second_writer_is_told_at_once_who_has_the_output(output: str) -> None:
+def test_a_second_writer_learns_at_once_who_holds_the_output(output: str) -> None:
     with held(output):
         process = rf"on {re.escape(socket.gethostname())} \(process {os.getpid()}\)"
         since = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
@@ -70,7 +70,7 @@ def test_a_second_writer_is_told_at_once_who_has_the_output(output: str) -> None
 
 
 @pytest.mark.guard
-def test_one_that_waits_goes_on_when_the_other_has_ended(
+def test_a_waiting_writer_continues_when_the_other_has_ended(
     output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     order = []
@@ -123,7 +123,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.guard
-def test_a_process_that_is_told_to_end_lets_the_output_go(object_store: str) -> None:
+def test_a_process_told_to_stop_releases_its_output(object_store: str) -> None:
     code = (
         "import sys, time; from pipelines.runtime.lease import held\n"
         "with held(sys.argv[1]): print('has it', flush=True); time.sleep(1e9)\n"
@@ -140,7 +140,7 @@ def test_a_process_that_is_told_to_end_lets_the_output_go(object_store: str) -> 
 
 @pytest.mark.guard
 @pytest.mark.parametrize("before", ["nobody", "a dead one"])
-def test_of_many_who_try_at_once_one_succeeds(object_store: str, before: str) -> None:
+def test_only_one_of_many_concurrent_attempts_succeeds(object_store: str, before: str) -> None:
     output, together = f"{object_store}/out", threading.Barrier(6)
     if before == "a dead one":
         left_by_a_dead_process(output)
@@ -170,7 +170,9 @@ with lease.held(sys.argv[1]):
 
 
 @pytest.mark.guard
-def test_a_writer_that_lost_its_lease_is_interrupted_and_told_who_has_it(object_store: str) -> None:
+def test_a_writer_that_lost_its_lease_is_interrupted_and_learns_who_holds_it(
+    object_store: str,
+) -> None:
     output = f"{object_store}/out"
     message = r"out: wanted to go on writing it, it is now another run's \(\S+ on elsewhere \(proc"
     began = time.monotonic()
@@ -190,7 +192,7 @@ def test_a_writer_that_lost_its_lease_is_interrupted_and_told_who_has_it(object_
     assert not holder(output).released, "it is the other's"
 
 
-def test_what_is_not_a_lease_is_named(object_store: str) -> None:
+def test_a_file_that_is_not_a_lease_is_named(object_store: str) -> None:
     output, path = f"{object_store}/out", f"{object_store}/out/{NAME}"
     files.write_bytes(path, b"[]")
     message = r"lease\.json: wanted a lease that raybert wrote"

@@ -31,7 +31,7 @@ WELL = replace(
 )
 
 
-def test_this_machine_tells_its_versions() -> None:
+def test_this_machine_reports_its_versions() -> None:
     assert None not in [HERE.versions[name] for name in ("python", "ray", "torch", "mlflow")]
     assert HERE.sees is None
     assert not HERE.unreachable
@@ -41,11 +41,11 @@ CHECKS = node_checks.NODE_CHECKS | node_checks.BY_SSH
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_a_machine_that_is_well_passes(check: node_checks.NodeCheck) -> None:
+def test_a_healthy_machine_passes(check: node_checks.NodeCheck) -> None:
     assert check(WELL, HERE)
 
 
-def test_a_client_need_not_have_what_the_nodes_have() -> None:
+def test_a_client_does_not_need_what_the_nodes_have() -> None:
     client = replace(HERE, versions={**HERE.versions, "torch": None, "mlflow": None})
     node = replace(HERE, versions={**HERE.versions, "torch": "2.0.1", "mlflow": "2.0"})
     assert "torch 2.0.1" in node_checks.check_versions(node, client)
@@ -106,7 +106,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("changes", "wanted"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_said_with_the_way_out(changes: dict[str, Any], wanted: str) -> None:
+def test_faults_are_reported_with_the_way_out(changes: dict[str, Any], wanted: str) -> None:
     wrong = []
     for check in CHECKS.values():
         try:
@@ -118,18 +118,18 @@ def test_what_is_wrong_is_said_with_the_way_out(changes: dict[str, Any], wanted:
         raise ResourceError(line)
 
 
-def test_a_build_of_torch_is_no_other_version_and_a_job_brings_its_own_raybert() -> None:
+def test_a_build_of_torch_counts_as_its_version_and_a_job_brings_its_own_raybert() -> None:
     torch = f"{(HERE.versions['torch'] or '').partition('+')[0]}+cu999"
     versions = {**HERE.versions, "torch": torch, "raybert": None}
     assert torch in node_checks.check_versions(replace(WELL, versions=versions), HERE)
 
 
-def test_a_clock_is_right_if_it_tells_a_time_between_question_and_answer() -> None:
+def test_a_clock_is_right_if_its_time_is_between_question_and_answer() -> None:
     for clock_s, ahead_s in ((100.0, 0.0), (109.0, 0.0), (95.0, -5.0), (3710.0, 3600.0)):
         assert compared(replace(WELL, clock_s=clock_s), 100.0, 110.0).ahead_s == ahead_s
 
 
-def test_key_files_that_others_read_are_told(
+def test_key_files_that_others_can_read_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -149,7 +149,7 @@ def test_key_files_that_others_read_are_told(
     assert facts().exposed == [str(key)]
 
 
-def test_a_port_that_another_process_listens_on_is_told_with_it() -> None:
+def test_a_port_in_use_is_reported_with_the_process_that_holds_it() -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         assert facts(ports=[port]).taken == [f"{port} (process {os.getpid()}, {name_of_this()})"]
@@ -160,7 +160,7 @@ def name_of_this() -> str:
     return psutil.Process().name()
 
 
-def test_a_file_that_is_not_seen_is_told(tmp_path: Path) -> None:
+def test_a_file_that_a_node_cannot_see_is_reported(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("")
     assert facts(f"{tmp_path}/there").sees is True
     node = replace(facts(f"{tmp_path}/absent"), address="10.0.0.7")
@@ -176,6 +176,6 @@ def test_a_node_that_does_not_answer_is_named() -> None:
         node_checks.check_answered(node)
 
 
-def test_a_job_that_says_nothing_of_nodes_has_none() -> None:
+def test_a_job_that_mentions_no_nodes_has_none() -> None:
     assert read_nodes("Traceback …\n") == []
     assert read_nodes(f'noise\n{FACTS}[{{"versions": {{}}, "host": "a"}}]\n')[0].host == "a"

@@ -28,7 +28,7 @@ def test_every_option_of_the_trainer_is_in_the_table() -> None:
     assert {field.name for field in dataclasses.fields(TrainingArguments)} == set(TRAINER)
 
 
-def test_what_the_table_names_is_an_option_of_a_stage() -> None:
+def test_names_in_the_table_are_options_of_a_stage() -> None:
     named = {flag for ours in ELSEWHERE.values() for flag in ours.flags}
     kinds = [config_class(word) for word in STAGES]
     assert [flag for flag in named if all(_hint(kind, flag) is None for kind in kinds)] == []
@@ -64,5 +64,5 @@ def test_no_option_of_others_is_answered_with_a_wrong_one(stage: str) -> None:
         ("finetune", "froce", "there is none with that name; `raybert"),
     ],
 )
-def test_a_name_of_others_is_told_in_ours(stage: str, flag: str, hint: str) -> None:
+def test_a_name_from_other_tools_is_answered_with_ours(stage: str, flag: str, hint: str) -> None:
     assert hint in told(stage, flag)

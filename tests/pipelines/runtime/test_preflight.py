@@ -41,7 +41,7 @@ def test_an_output_that_cannot_be_written_is_found_before_the_input_is_read(
     assert "there is no bucket 'no-such-bucket-1'" in told
 
 
-def test_a_bucket_that_may_only_be_read_is_found_before_the_input_is_read(
+def test_a_read_only_bucket_is_noticed_before_the_input_is_read(
     tmp_path: Path,
     guarded: str,
     capsys: pytest.CaptureFixture[str],
@@ -59,7 +59,7 @@ def test_a_bucket_that_may_only_be_read_is_found_before_the_input_is_read(
     assert "the credentials are wrong or have expired: correct" in refused(command, capsys)
 
 
-def test_a_store_that_keeps_no_second_writer_out_is_found_before_the_input_is_read(
+def test_a_store_without_conditional_writes_is_noticed_before_the_input_is_read(
     tmp_path: Path,
     object_store: str,
     s3_endpoint: str,
@@ -111,7 +111,7 @@ cli.main(sys.argv[1:])
 
 
 @pytest.mark.parametrize("kind", ["host:port", "ray://"])
-def test_another_version_of_ray_is_told(kind: str, head: Any, tmp_path: Path) -> None:
+def test_another_version_of_ray_is_reported(kind: str, head: Any, tmp_path: Path) -> None:
     command = vocab(tmp_path, "--num_workers", "1", "--address", head.addresses[kind])
     done = subprocess.run(
         [sys.executable, "-c", OTHER_RAY, *command],
@@ -177,9 +177,7 @@ def blind_node(head: Any, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.drill
-def test_a_stage_that_is_told_to_wait_goes_on_when_the_cluster_has_room(
-    head: Any, tmp_path: Path
-) -> None:
+def test_a_waiting_stage_starts_when_the_cluster_has_room(head: Any, tmp_path: Path) -> None:
     arguments = vocab(tmp_path, "--num_workers", "2", "--address", "auto", "--wait")
     with subprocess.Popen(
         raybert(*arguments),
@@ -197,7 +195,7 @@ def test_a_stage_that_is_told_to_wait_goes_on_when_the_cluster_has_room(
 
 
 @pytest.mark.drill
-def test_an_output_that_not_all_nodes_see_and_too_few_gpus_are_told(
+def test_an_output_that_not_all_nodes_see_and_too_few_gpus_are_reported(
     head: Any, blind_node: Path, tmp_path: Path
 ) -> None:
     joined = subprocess.run(

@@ -52,7 +52,7 @@ def test_time_that_passes_has_no_rate(capsys: pytest.CaptureFixture[str]) -> Non
     assert re.fullmatch(r"  pretraining: 2 of 38 minutes, \d+ s left, step 20", line)
 
 
-def test_while_nothing_moves_ever_fewer_lines_say_so(
+def test_a_stalled_log_repeats_itself_less_and_less(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "FIRST_LINE_S", 0.0)

@@ -119,7 +119,7 @@ def test_neither_workers_nor_places_are_in_the_digest(config: CopyConfig) -> Non
     assert determining_fields(config) == {"times": 1}
 
 
-def test_in_another_folder_paths_mean_the_same_and_words_stay_words(config: CopyConfig) -> None:
+def test_paths_mean_the_same_in_another_folder_and_words_stay_words(config: CopyConfig) -> None:
     there = with_absolute_paths(config)
     assert there == replace(config, source=str(Path("a").absolute()))
     given = with_absolute_paths(replace(config, beside="b", source="s3://bucket/a"))
@@ -139,7 +139,7 @@ def test_other_settings_or_inputs_are_refused_and_named_and_the_result_is_untouc
     assert Path(config.output, "copy.txt").read_bytes() == b"x"
 
 
-def test_that_mlflow_is_away_is_said_once_before_the_work_and_once_after(
+def test_an_unreachable_mlflow_is_reported_once_before_and_once_after_the_work(
     config: CopyConfig,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -153,7 +153,7 @@ def test_that_mlflow_is_away_is_said_once_before_the_work_and_once_after(
     assert "has yet to be sent 1 record: " in line
 
 
-def test_an_output_in_the_place_of_a_file_is_refused(config: CopyConfig, tmp_path: Path) -> None:
+def test_an_output_that_is_an_existing_file_is_refused(config: CopyConfig, tmp_path: Path) -> None:
     (tmp_path / "plain.csv").write_text("a,b\n")
     for output in ("plain.csv", "plain.csv/", "plain.csv/in/it"):
         there = replace(config, output=f"{tmp_path}/{output}", force=True)
@@ -164,7 +164,7 @@ def test_an_output_in_the_place_of_a_file_is_refused(config: CopyConfig, tmp_pat
     assert (tmp_path / "plain.csv").read_text() == "a,b\n"
 
 
-def test_an_output_that_cannot_be_written_is_told_in_a_line(config: CopyConfig) -> None:
+def test_an_output_that_cannot_be_written_is_reported_in_one_line(config: CopyConfig) -> None:
     with pytest.raises(ResourceError, match=r"^/proc/out/.*: could not be written: .*\Z"):
         run(replace(config, output="/proc/out"), [])
 
@@ -248,7 +248,7 @@ def runs_of(config: CopyConfig) -> "list[Run]":
     return [] if experiment is None else client.search_runs([experiment.experiment_id])
 
 
-def test_a_killed_run_goes_on_in_its_folder(config: CopyConfig) -> None:
+def test_a_killed_run_resumes_in_its_folder(config: CopyConfig) -> None:
     left_by(config, KeyboardInterrupt(), half=True)
 
     def work(digest: str) -> Result:
@@ -258,7 +258,7 @@ def test_a_killed_run_goes_on_in_its_folder(config: CopyConfig) -> None:
     run_stage("copy", config, [DatasetInput("source", "d1", "a")], work)
 
 
-def test_a_start_that_saved_nothing_stands_in_the_way_of_no_other(
+def test_a_start_that_saved_nothing_does_not_block_another(
     config: CopyConfig, tmp_path: Path
 ) -> None:
     config = replace(config, experiment=tmp_path.name)
@@ -268,7 +268,7 @@ def test_a_start_that_saved_nothing_stands_in_the_way_of_no_other(
     assert [one.data.params["times"] for one in runs_of(config)] == ["3"]
 
 
-def test_what_an_older_start_saved_is_kept_though_it_did_not_note_its_settings(
+def test_checkpoints_of_an_older_start_without_recorded_settings_are_kept(
     config: CopyConfig,
 ) -> None:
     left_by(config, KeyboardInterrupt(), half=True)
@@ -296,7 +296,7 @@ def test_a_refused_start_is_no_run_unless_it_has_saved_something(
 
 
 @pytest.mark.parametrize("half", ["half", "checkpoints/step-00000010/checkpoint.json"])
-def test_what_a_mistake_ended_stands_in_the_way_of_no_better_start_but_for_checkpoints(
+def test_a_run_ended_by_a_mistake_blocks_a_corrected_start_only_by_its_checkpoints(
     config: CopyConfig, half: str
 ) -> None:
     def ended(digest: str) -> Result:
@@ -312,7 +312,7 @@ def test_what_a_mistake_ended_stands_in_the_way_of_no_better_start_but_for_check
         run(replace(config, times=2), [])
 
 
-def test_a_failed_run_says_why_until_it_goes_on(config: CopyConfig, tmp_path: Path) -> None:
+def test_a_failed_run_says_why_until_it_is_resumed(config: CopyConfig, tmp_path: Path) -> None:
     config = replace(config, experiment=tmp_path.name)
     left_by(config, ResourceError("a.csv: wanted a disk"), half=False)
     [failed] = runs_of(config)
@@ -361,7 +361,7 @@ def test_a_stage_killed_after_its_manifest_has_its_run_ended_by_the_next_start(
     assert the_run().data.metrics["rows"] == 3
 
 
-def test_a_run_in_a_bucket_goes_on_on_another_host(
+def test_a_run_in_a_bucket_resumes_on_another_host(
     config: CopyConfig, object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With nothing but the bucket: the same MLflow run, and its record from the first point on."""

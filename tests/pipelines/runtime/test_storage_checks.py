@@ -22,7 +22,7 @@ def test_a_bucket_passes_and_is_left_as_it_was(object_store: str) -> None:
     assert files.list_names(f"{object_store}/out") == []
 
 
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(RaybertError, match=f"{tmp_path}/out: write: .*: .*give another"):
         next(check_storage(f"{tmp_path}/out"))
@@ -34,12 +34,12 @@ def test_a_bucket_that_is_missing_is_named(object_store: str, missing: str) -> N
         next(check_storage(f"s3://{missing}"))
 
 
-def test_a_bucket_that_may_only_be_read_is_told(guarded: str) -> None:
+def test_a_read_only_bucket_is_reported(guarded: str) -> None:
     with pytest.raises(RaybertError, match=rf"{guarded}/out: write: .*may not write to it: grant"):
         next(check_storage(f"{guarded}/out"))
 
 
-def test_wrong_credentials_are_told(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_credentials_are_reported(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAWRONGWRONGWRONG1")
     with (
         pytest.raises(RaybertError, match=rf"{guarded}/out: write: .*credentials are wrong or"),

@@ -52,7 +52,7 @@ def test_a_record_that_was_cut_or_exchanged_is_read_from_its_beginning(tmp_path:
     assert list(new.read()) == list(range(10, 20))
 
 
-def test_of_a_record_that_grows_only_what_is_new_is_read(tmp_path: Path) -> None:
+def test_only_the_new_part_of_a_growing_record_is_read(tmp_path: Path) -> None:
     path, new = tmp_path / METRICS, NewRecords(tmp_path)
     append(path, "".join(map(line, range(20_000))))
     assert len(new.read()) == 20_000

@@ -101,7 +101,7 @@ def test_groups_are_measured_by_any_number_of_workers() -> None:
         assert sorted(groups) == [20, 100, 100, 100, 100, 100]
 
 
-def test_f1_is_of_a_label_that_is_named() -> None:
+def test_f1_is_that_of_a_named_label() -> None:
     two = ["accuracy", "f1_of_fraud", "f1_of_legit"]
     config = SelectionConfig(share=0.1, metric="f1")
     assert config.named(["accuracy", "f1_of_fraud"]) == "f1_of_fraud"

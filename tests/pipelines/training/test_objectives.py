@@ -89,7 +89,7 @@ def test_an_objective_is_left_out_where_others_are_named(prepared: Any, tmp_path
         ("spans", "nsp", r"pairs\.kind = nsp, .* was prepared with doc_sentences"),
     ],
 )
-def test_an_objective_that_rows_do_not_teach_is_refused_with_the_way_out(
+def test_an_objective_that_the_rows_cannot_train_is_refused_with_the_way_out(
     prepared: Any, tmp_path: Path, spans: str, rows: str, objective: str, message: str
 ) -> None:
     config = prepared.pretrain(tmp_path / "out")
@@ -114,7 +114,7 @@ def test_an_objective_that_an_encoder_cannot_learn_is_refused_before_training(
 
 
 @pytest.mark.parametrize("names", [("mlm", "rtd"), ("mlm", "mlm"), ("nsp",), ()])
-def test_names_that_are_no_objectives_are_refused(small: Any, names: tuple[str, ...]) -> None:
+def test_unknown_objectives_are_refused(small: Any, names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="objectives: wanted"):
         replace(small.pretrain(Path("x")), objectives=names)
 
@@ -147,7 +147,7 @@ def test_training_goes_on_from_where_a_bundle_ended(pretrained: Any, tmp_path: P
 
 
 @pytest.mark.drill
-def test_what_a_bundle_lacks_begins_fresh_and_is_told(
+def test_heads_that_a_bundle_lacks_start_fresh_and_are_reported(
     pretrained: Any, tmp_path: Path, spans: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = replace(
@@ -245,7 +245,7 @@ def test_a_recipe_made_small_learns_on_real_text(
 
 
 @pytest.mark.drill
-def test_biobert_made_small_goes_on_in_the_words_of_another_domain(
+def test_a_small_biobert_continues_in_the_words_of_another_domain(
     pretrained: Any, articles: Path, tmp_path: Path
 ) -> None:
     """From docstrings to articles."""

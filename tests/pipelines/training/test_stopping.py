@@ -22,7 +22,7 @@ STEPS = 1_000_000  # more than are trained
 
 @pytest.mark.ray
 @pytest.mark.guard
-def test_a_run_that_is_told_to_end_while_it_writes_a_checkpoint_writes_one_more(
+def test_a_run_told_to_stop_while_it_writes_a_checkpoint_writes_one_more(
     prepared: Any, object_store: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
     """The one that it is writing is of earlier weights. The store lets its first part through when
@@ -70,7 +70,7 @@ def test_a_run_that_is_told_to_end_while_it_writes_a_checkpoint_writes_one_more(
     assert run.info.status == "KILLED"
 
 
-def test_a_last_checkpoint_that_cannot_be_asked_for_is_told(
+def test_a_last_checkpoint_that_cannot_be_requested_is_reported(
     object_store: str,
     s3_endpoint: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -85,7 +85,7 @@ def test_a_last_checkpoint_that_cannot_be_asked_for_is_told(
 
 
 @pytest.mark.guard
-def test_a_run_that_is_told_to_end_while_its_bucket_is_silent_is_killed_in_mlflow(
+def test_a_run_told_to_stop_while_its_bucket_is_silent_is_killed_in_mlflow(
     prepared: Any, object_store: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
     import mlflow

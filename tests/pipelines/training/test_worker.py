@@ -16,7 +16,7 @@ from pipelines.training.driver import fit
 from pipelines.training.records import Report
 
 
-def test_where_memory_runs_out_the_dials_are_named(tmp_path: Path) -> None:
+def test_running_out_of_memory_names_the_settings(tmp_path: Path) -> None:
     import torch
 
     from pipelines.training.worker import explained
@@ -31,7 +31,7 @@ def test_where_memory_runs_out_the_dials_are_named(tmp_path: Path) -> None:
         torch.ones(2, 3) @ torch.ones(2, 3)
 
 
-def test_what_diverged_can_be_taken_up_from_its_last_checkpoint(tmp_path: Path) -> None:
+def test_a_diverged_run_can_resume_from_its_last_checkpoint(tmp_path: Path) -> None:
     from torch import nn
 
     from bert_core.train.checkpoint import CheckpointWriter
@@ -72,7 +72,7 @@ def test_storage_that_is_not_shared_or_not_writable_is_found_before_the_first_st
         check_storage(output, 0)
 
 
-def test_a_rank_that_finds_another_checkpoint_than_rank_0_does_not_train(
+def test_a_rank_that_finds_a_different_checkpoint_than_rank_0_does_not_train(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from pipelines.training import worker
@@ -111,7 +111,7 @@ def test_an_error_on_any_rank_is_retried_but_a_users_mistake_ends_training_at_on
     assert str(error.value) == message
 
 
-def test_what_is_no_users_mistake_ends_training_as_rays_own_error() -> None:
+def test_other_failures_end_training_as_rays_own_error() -> None:
     from ray.train import WorkerGroupError
 
     cable, full = OSError("a cable"), ResourceError("the disk is full")

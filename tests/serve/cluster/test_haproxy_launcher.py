@@ -159,7 +159,7 @@ def proxy(tmp_path: Path, upstream: int) -> Iterator[Proxy]:
     proxy.end()
 
 
-def test_a_request_about_no_path_is_told_the_methods_and_http_2_in_clear_is_refused(
+def test_a_request_without_a_path_lists_the_methods_and_plaintext_http_2_is_refused(
     proxy: Proxy,
 ) -> None:
     status, headers, body = proxy.ask("*", "OPTIONS")
@@ -175,7 +175,7 @@ def test_a_request_about_no_path_is_told_the_methods_and_http_2_in_clear_is_refu
 
 
 @pytest.mark.parametrize("target", ["\\app", "app", "?a=b", "a:80"])
-def test_a_target_that_is_no_path_is_told_so(proxy: Proxy, target: str) -> None:
+def test_a_target_that_is_not_a_path_is_refused(proxy: Proxy, target: str) -> None:
     """RFC 9112, 3.2: a recipient of an invalid request-line should answer 400. A 503 would have
     clients try again for ever."""
     method = "CONNECT" if target == "a:80" else "GET"
@@ -183,7 +183,7 @@ def test_a_target_that_is_no_path_is_told_so(proxy: Proxy, target: str) -> None:
     assert (status, json.loads(body)["error_type"]) == (400, "not_http")
 
 
-def test_a_body_that_needs_none_and_a_whole_address_pass(proxy: Proxy) -> None:
+def test_an_empty_body_and_a_full_address_pass(proxy: Proxy) -> None:
     body = b"POST http://a/app HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
     assert proxy.raw(body)[0] == 200
     # HAProxy answers 413 in HTML to a body of HTTP/1.0's GET by itself (its management guide,
@@ -192,7 +192,7 @@ def test_a_body_that_needs_none_and_a_whole_address_pass(proxy: Proxy) -> None:
     assert (status, json.loads(body)) == (405, {"detail": "Method Not Allowed"})
 
 
-def test_while_the_server_stops_new_requests_are_told_and_those_in_progress_answered(
+def test_a_stopping_server_refuses_new_requests_and_answers_those_in_progress(
     proxy: Proxy, tmp_path: Path
 ) -> None:
     slow = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=30)
@@ -250,7 +250,7 @@ def test_metrics_and_statistics_listen_on_loopback_only(proxy: Proxy) -> None:
     assert listening[proxy.metrics] == listening[proxy.stats] == "0100007F"
 
 
-def test_what_uvicorn_cannot_read_is_told_as_json(proxy: Proxy) -> None:
+def test_requests_that_uvicorn_cannot_read_get_json(proxy: Proxy) -> None:
     status, headers, body = proxy.ask("/app", method="BREW")
     assert (status, headers["Content-Type"]) == (400, "application/json")
     assert json.loads(body)["error_type"] == "not_http"
@@ -333,7 +333,7 @@ def test_it_speaks_tls_with_a_certificate(tmp_path: Path, upstream: int) -> None
         proxy.end()
 
 
-def test_a_backend_gives_up_where_only_serves_own_proxy_is_left(tmp_path: Path) -> None:
+def test_a_backend_gives_up_if_only_serves_own_proxy_is_left(tmp_path: Path) -> None:
     waiting = "  server fallback 127.0.0.1:1 check backup"
     some = f"backend some\n  server one 127.0.0.1:2 check\n{waiting}"
     config = f"defaults\n{some}\nbackend none\n{waiting}\n"
@@ -370,7 +370,7 @@ def test_a_node_shuts_others_out_of_the_folder_with_the_control_socket(
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "30s", "1000000"])
-def test_a_patience_that_is_no_number_of_seconds_is_refused(text: str) -> None:
+def test_a_patience_that_is_not_a_number_of_seconds_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"REPLICA_PATIENCE_S: wanted whole seconds, from 1"):
         haproxy_launcher.patience_s(text)
     assert haproxy_launcher.patience_s("8") == 8

@@ -42,7 +42,7 @@ async def in_parts(request: Request) -> Response:
     ("path", "status", "text"),
     [("/at_once", 200, "answer"), ("/in_parts", 200, "first last"), ("/never", 503, "not_ready")],
 )
-def test_only_an_answer_that_has_not_begun_is_given_up(path: str, status: int, text: str) -> None:
+def test_only_a_response_that_has_not_begun_is_abandoned(path: str, status: int, text: str) -> None:
     routes = [Route(f"/{each.__name__}", each) for each in (at_once, in_parts, never)]
 
     async def ask() -> httpx.Response:

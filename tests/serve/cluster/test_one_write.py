@@ -68,7 +68,7 @@ def test_a_stream_begins_with_its_first_part(port: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["HEAD / ", "GET /failing "])
-def test_what_has_no_body_or_fails_is_answered(port: int, method: str) -> None:
+def test_responses_without_a_body_and_failures_are_sent(port: int, method: str) -> None:
     with socket.create_connection(("127.0.0.1", port)) as connection:
         read = first_read(connection, f"{method}HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert read.startswith(b"HTTP/1.1 200 " if "HEAD" in method else b"HTTP/1.1 500 ")

@@ -29,7 +29,7 @@ def asked(path: str, headers: list[tuple[str, str]]) -> httpx.Response:
     return asyncio.run(ask())
 
 
-def test_what_came_through_the_proxy_is_answered_and_hides_how() -> None:
+def test_requests_through_the_proxy_are_answered_and_the_pass_is_hidden() -> None:
     response = asked("/v1/models/docs", [(HEADER, "abc")])
     assert response.status_code == 200
     assert HEADER not in response.json()
@@ -41,7 +41,7 @@ def test_what_came_through_the_proxy_is_answered_and_hides_how() -> None:
     [[], [(HEADER, "")], [(HEADER, "abd")], [(HEADER, "abc"), (HEADER, "abc")]],
     ids=["none", "empty", "wrong", "doubled"],
 )
-def test_what_came_past_it_is_refused_but_for_its_own_health_checks(
+def test_requests_that_bypass_the_proxy_are_refused_but_for_its_health_checks(
     headers: list[tuple[str, str]],
 ) -> None:
     """RFC 9110, 15.5.20: 421 where a request was sent to a server that is not for it."""
@@ -66,7 +66,7 @@ def test_a_websocket_past_it_is_closed_before_it_is_accepted() -> None:
     assert sent == [{"type": "websocket.close"}]
 
 
-def test_the_pass_follows_from_rays_token_and_does_not_tell_it(
+def test_the_pass_is_derived_from_rays_token_without_revealing_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -84,7 +84,7 @@ def test_the_pass_follows_from_rays_token_and_does_not_tell_it(
     assert pass_of_proxy({"RAY_AUTH_TOKEN": "secret"}) is None  # replicas stand on this machine
 
 
-def test_the_proxy_puts_it_in_place_of_what_clients_send() -> None:
+def test_the_proxy_replaces_a_pass_that_clients_send() -> None:
     config = "global\ndefaults\nfrontend http_frontend\n    bind *:8000\n"
     line = f"http-request set-header {HEADER} abc"
     assert line in rewritten(config, Path("/tmp/a"), shown="abc")

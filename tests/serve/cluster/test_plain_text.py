@@ -55,7 +55,7 @@ def asked(app: ASGIApp, path: str = "/v1/models/docs") -> httpx.Response:
         (408, 408, "invalid_request"),
     ],
 )
-def test_an_error_in_plain_text_is_told_as_json(status: int, came: int, error_type: str) -> None:
+def test_an_error_in_plain_text_becomes_json(status: int, came: int, error_type: str) -> None:
     text = "Path '/v1/models/docs' not found. Ping http://.../-/routes for available routes."
     response = asked(answering(PlainTextResponse(text, status, {"X-Request-ID": "7"})))
     assert response.status_code == came
@@ -65,7 +65,7 @@ def test_an_error_in_plain_text_is_told_as_json(status: int, came: int, error_ty
     assert ("Retry-After" in response.headers) == (came in (429, 503))
 
 
-def test_an_exception_is_told_as_json() -> None:
+def test_an_exception_becomes_json() -> None:
     response = asked(answering(None))
     assert (response.status_code, response.json()["error_type"]) == (500, "internal")
 

@@ -64,7 +64,7 @@ def test_a_folder_that_others_may_use_takes_no_files_of_haproxy(
         haproxy.make_private(folder)
 
 
-def test_a_folder_of_this_user_alone_takes_them(tmp_path: Path) -> None:
+def test_a_folder_only_this_user_can_access_takes_them(tmp_path: Path) -> None:
     for _ in range(2):
         haproxy.make_private(tmp_path / "haproxy")
     assert stat.S_IMODE((tmp_path / "haproxy").stat().st_mode) == 0o700
@@ -98,7 +98,7 @@ def restless() -> Iterator[int]:
         thread.join()
 
 
-def test_a_server_is_steady_once_it_keeps_a_connection(
+def test_a_server_is_ready_once_it_keeps_a_connection(
     restless: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steady, "STEADY_S", 0.2)

@@ -194,7 +194,7 @@ def test_parameters_reach_the_task(ask: Caller) -> None:
         ),
     ],
 )
-def test_a_body_that_cannot_be_answered_is_told_why(
+def test_a_body_that_cannot_be_answered_is_explained(
     ask: Caller, body: bytes, status: int, message: str
 ) -> None:
     came_status, came = ask("POST", "/", content=body)
@@ -206,7 +206,7 @@ def test_a_body_that_cannot_be_answered_is_told_why(
     assert len(came["error"]) < 400
 
 
-def test_an_unknown_model_is_a_404_that_names_those_there_are(ask: Caller) -> None:
+def test_an_unknown_model_is_a_404_that_names_the_served_ones(ask: Caller) -> None:
     message = 'there is no model "dogs": those served here are docs'
     openai = {"message": message, "type": "invalid_request_error", "param": None}
     for method, path, error in (
@@ -227,7 +227,7 @@ def test_an_unknown_path_and_a_wrong_method_are_errors_of_the_nearest_surface(as
     assert came["error"] == "GET /embed: wanted the method POST"
 
 
-def test_the_card_tells_task_labels_digest_and_metrics(ask: Caller, bundle: Path) -> None:
+def test_the_card_has_task_labels_digest_and_metrics(ask: Caller, bundle: Path) -> None:
     status, card = ask("GET", "/v1/models/docs/")
     assert status == 200
     created = card.pop("created")
@@ -341,7 +341,7 @@ def test_a_path_behind_the_front_reaches_the_model_as_it_was_asked(
     assert asked == [("/predict", b"a=b%20c&d"), ("/some?thing é", b"x=1")]
 
 
-def test_the_front_lists_and_asks_every_model_and_survives_one_that_is_down(
+def test_the_front_lists_and_queries_every_model_and_survives_one_that_is_down(
     model: Model, runner: asyncio.Runner
 ) -> None:
     ask = Caller(runner, create_front_app({"docs": LocalModel(Slot(model)), "gone": Down()}))
@@ -394,7 +394,7 @@ def test_a_models_url_may_end_with_a_slash(
         ({"Content-Type": "multipart/form-data; boundary=a"}, 415),
     ],
 )
-def test_what_a_page_elsewhere_may_post_unasked_is_refused(
+def test_requests_that_a_foreign_page_may_post_unasked_are_refused(
     ask: Caller, headers: dict[str, str], status: int
 ) -> None:
     for path in ("/v1/models/docs", "/v1/models/docs/predict"):
@@ -596,7 +596,7 @@ def test_vectors_are_served_as_hugging_faces_client_asks_for_them(
 
 
 @pytest.mark.drill
-def test_an_exported_bundle_answers_as_the_one_that_it_comes_from(
+def test_an_exported_bundle_answers_as_its_original(
     bundle: Path, exported: Path, runner: asyncio.Runner
 ) -> None:
     predictor = Predictor(bundle, device="cpu")

@@ -54,7 +54,7 @@ def test_every_error_is_described_in_the_shape_of_its_surface(
             assert ("Retry-After" in described["headers"]) == (error.retry_after_s is not None)
 
 
-def test_a_method_that_a_path_does_not_have_is_told_those_that_it_has(front: str) -> None:
+def test_an_unsupported_method_is_answered_with_the_supported_ones(front: str) -> None:
     for method, path, allowed in (
         ("GET", "/embed", "POST"),
         ("PUT", "/", "GET, HEAD, POST"),

@@ -364,7 +364,7 @@ def test_two_versions_of_a_registered_model_answer_side_by_side(
     expect(result.get_by_text("version 1", exact=True)).to_be_visible()
 
 
-def test_a_head_is_chosen_and_its_attention_told(front: str, page: Page) -> None:
+def test_a_head_can_be_chosen_and_its_attention_is_announced(front: str, page: Page) -> None:
     model = "question-answering"
     result = ask(page, front, model, model, {"Question": "Where?", "Passage": TEXT})
     result.get_by_text("Attention", exact=True).click()
@@ -455,7 +455,7 @@ def test_a_key_is_typed_once_and_kept_by_the_tab(bundle: Path, page: Page) -> No
         assert page.evaluate(kept) == ["{}", ""]
 
 
-def test_all_is_done_by_keys_alone(front: str, page: Page) -> None:
+def test_the_page_works_by_keyboard_alone(front: str, page: Page) -> None:
     page.goto(front)
     expect(page.get_by_role("button", name="Ask the model")).to_be_visible()
 
@@ -520,7 +520,7 @@ def test_a_text_of_100_000_characters_is_read_as_far_as_it_goes(front: str, page
     assert_within_reach(page)
 
 
-def test_a_refusal_is_told_in_words(front: str, page: Page) -> None:
+def test_a_refusal_is_explained_in_words(front: str, page: Page) -> None:
     page.goto(front)
     page.get_by_label("Model", exact=True).select_option("fill-mask")
     page.get_by_label("Text", exact=True).fill("There is nothing to fill.")
@@ -531,7 +531,7 @@ def test_a_refusal_is_told_in_words(front: str, page: Page) -> None:
     assert_within_reach(page)
 
 
-def test_a_server_that_is_away_is_told_in_words(bundle: Path, page: Page) -> None:
+def test_an_unreachable_server_is_explained_in_words(bundle: Path, page: Page) -> None:
     with live.fronted({"docs": bundle}) as url:
         page.goto(url)
         expect(page.get_by_role("button", name="Ask the model")).to_be_visible()

@@ -231,7 +231,7 @@ def test_each_input_is_computed_once(bundle: Path) -> None:
     assert first.answers[1] == again.answers[1] != []
 
 
-def test_whether_it_is_ready_is_not_answered_from_memory(bundle: Path) -> None:
+def test_readiness_is_not_answered_from_the_cache(bundle: Path) -> None:
     counts = Counts()
 
     async def ask(model: Model) -> None:
@@ -243,7 +243,7 @@ def test_whether_it_is_ready_is_not_answered_from_memory(bundle: Path) -> None:
     with_model(bundle, ask, recorder=counts)
 
 
-def test_what_is_refused_is_so_whatever_is_kept(bundles: dict[str, Path]) -> None:
+def test_refusals_do_not_depend_on_the_cache(bundles: dict[str, Path]) -> None:
     async def too_long(model: Model) -> None:
         await model.answer(TEXTS[:2], None)
         with pytest.raises(InputError, match=r"inputs\[3\]: wanted at most"):
@@ -271,7 +271,7 @@ def test_what_is_refused_is_so_whatever_is_kept(bundles: dict[str, Path]) -> Non
     with_model(bundles["sparse-embedding"], too_many_numbers, limits=Limits(max_numbers=500))
 
 
-def test_a_text_is_kept_only_if_it_is_known_where_it_was_cut(bundle: Path) -> None:
+def test_a_text_is_cached_only_if_its_cut_is_known(bundle: Path) -> None:
     texts = [f"{number} {LONG}" for number in range(MOST_CUT + 5)]
 
     async def ask(model: Model) -> tuple[Answered, Answered]:

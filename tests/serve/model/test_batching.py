@@ -94,7 +94,7 @@ def test_a_slice_holds_its_start_and_fits_the_budget_with_padding(
 
 
 @given(lengths, st.integers(20, 200))
-def test_everyone_gets_the_own_answer_and_no_batch_exceeds_the_budget(
+def test_everyone_gets_their_own_answer_and_no_batch_exceeds_the_budget(
     items: list[int], budget_tokens: int
 ) -> None:
     recorder = Recorder()
@@ -177,7 +177,7 @@ def test_enough_tokens_for_a_full_batch_end_the_wait() -> None:
     assert run_with(Recorder(), scenario, max_wait_ms=2000.0) < 1
 
 
-def test_an_error_is_for_its_item_alone() -> None:
+def test_an_error_affects_only_its_item() -> None:
     async def scenario(batcher: Batcher[int, int]) -> list[Any]:
         together = await submit_all(batcher, [-1, 2])
         failed = batcher.last_failed
@@ -250,7 +250,7 @@ def test_all_passes_share_one_thread() -> None:
     assert len(recorder.threads) == 1
 
 
-def test_closing_cancels_what_waits_and_what_is_under_way() -> None:
+def test_closing_cancels_waiting_and_running_work() -> None:
     async def scenario(batcher: Batcher[int, int]) -> list[Any]:
         tasks = [asyncio.create_task(batcher.submit(60)) for _ in range(3)]
         await asyncio.sleep(0.01)

@@ -53,7 +53,7 @@ def test_the_lineage_goes_from_the_first_ancestor_to_the_model() -> None:
     ]
 
 
-def test_a_model_that_says_nothing_has_only_itself() -> None:
+def test_a_model_without_a_record_has_only_itself_in_its_lineage() -> None:
     [itself] = ancestors("d1", {})
     assert (itself.digest, itself.stage, itself.data) == ("d1", None, [])
 

@@ -299,7 +299,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def test_what_one_of_the_models_refuses_is_refused_with_its_name(heads: dict[str, Path]) -> None:
+def test_a_refusal_by_one_of_the_models_has_its_name(heads: dict[str, Path]) -> None:
     with served(heads, limits=Limits(max_inputs=8)) as (client, _):
         for body, status, error_type, message in REFUSED:
             response = ask(client, body)
@@ -314,7 +314,7 @@ def test_what_one_of_the_models_refuses_is_refused_with_its_name(heads: dict[str
 
 
 @pytest.mark.guard
-def test_a_key_must_be_allowed_to_ask_every_one_of_the_models(heads: dict[str, Path]) -> None:
+def test_a_key_must_be_allowed_to_use_all_of_the_models(heads: dict[str, Path]) -> None:
     key, stored = auth.create("alice", models=["topic", "tone"], requests_per_minute=5)
     with served(heads, Keys([stored])) as (client, _):
         body = {"models": ["topic", "tone"], "inputs": "a"}
@@ -390,7 +390,7 @@ def test_a_whole_graph_answers_beside_an_encoder(
         assert response.json() == alone(client, list(folders), TEXTS[0])
 
 
-def test_what_is_kept_is_not_computed_for_those_that_keep_it(heads: dict[str, Path]) -> None:
+def test_cached_answers_are_not_computed_again(heads: dict[str, Path]) -> None:
     folders = {name: heads[name] for name in ("topic", "tone")}
     with served(folders, cache_mib=1) as (client, slots):
         wanted = alone(client, ["topic"], TEXTS[:2])
@@ -411,7 +411,7 @@ def test_what_is_kept_is_not_computed_for_those_that_keep_it(heads: dict[str, Pa
 
 
 @pytest.mark.parametrize("mode", ["split", "shadow"])
-def test_candidates_take_their_part(heads: dict[str, Path], mode: Any) -> None:
+def test_candidates_take_part_in_shared_requests(heads: dict[str, Path], mode: Any) -> None:
     reported: list[Any] = []
     with served({name: heads[name] for name in ("topic", "tone")}) as (client, slots):
         candidate = Slot(live.loaded("topic", heads["other"]))

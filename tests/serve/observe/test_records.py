@@ -152,7 +152,7 @@ class _Slow(Model):
         return super()._forward(windows)
 
 
-def test_a_request_whose_client_goes_away_is_recorded_once_as_cancelled(bundle: Path) -> None:
+def test_a_request_whose_client_disconnects_is_recorded_once_as_cancelled(bundle: Path) -> None:
     kept = Kept()
     model = _Slow("docs", bundle, device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0)
     models = {"docs": LocalModel(Slot(model, kept))}

@@ -7,13 +7,13 @@ from bert_core.errors import ConfigError, ResourceError
 from serve.observe import tracing
 
 
-def test_an_endpoint_of_another_form_is_refused() -> None:
+def test_an_endpoint_in_another_form_is_refused() -> None:
     tracing.check(None)
     with pytest.raises(ConfigError, match="otlp_endpoint: wanted an address of OTLP over HTTP"):
         tracing.check("localhost:4317")
 
 
-def test_without_the_package_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_way_out_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "PACKAGE", "opentelemetry.exporter.nobody.has.this")
     with pytest.raises(ResourceError, match=r"pip install --constraint constraints.txt '\.\[otlp"):
         tracing.check("http://localhost:4318")

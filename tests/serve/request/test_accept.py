@@ -45,11 +45,11 @@ OFFERS = (JSON, FLOAT32, FLOAT16, ARROW)
         ("*/json", JSON),
     ],
 )
-def test_the_offer_that_the_client_likes_best_is_chosen(accept: str, wanted: str | None) -> None:
+def test_the_clients_preferred_form_is_chosen(accept: str, wanted: str | None) -> None:
     assert chosen(accept, OFFERS) == wanted
 
 
-def test_entries_of_an_endless_header_are_not_read() -> None:
+def test_an_endless_header_is_not_read() -> None:
     header = ", ".join(["text/csv"] * MOST_RANGES)
     assert chosen(f"{header}, {JSON}", OFFERS) is None
     assert chosen(header.removesuffix("text/csv") + JSON, OFFERS) == JSON

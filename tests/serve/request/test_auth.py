@@ -88,7 +88,7 @@ def test_a_key_is_made_shown_once_listed_and_revoked(
         (["make", "bob"], "what"),
     ],
 )
-def test_what_cannot_be_done_with_keys_is_told(
+def test_impossible_key_operations_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     file = tmp_path / "keys.json"
@@ -128,7 +128,7 @@ def test_a_file_that_holds_no_keys_is_named(tmp_path: Path, content: str) -> Non
         auth.read_keys(str(tmp_path / "none.json"))
 
 
-def test_keys_that_are_made_and_revoked_at_the_same_time_are_all_as_they_were_left(
+def test_keys_created_and_revoked_concurrently_are_all_stored(
     tmp_path: Path,
 ) -> None:
     file = str(tmp_path / "keys.json")
@@ -146,7 +146,7 @@ def test_keys_that_are_made_and_revoked_at_the_same_time_are_all_as_they_were_le
     assert {key.name for key in auth.read_keys(file)} == {f"caller{n}" for n in range(4, 8)}
 
 
-def test_who_may_not_ask_is_told_why() -> None:
+def test_refused_keys_are_explained() -> None:
     key, stored = auth.create("alice", models=["docs"], expires=day(1))
     old, expired = auth.create("old", expires=day(-1))
     keys = Keys([stored, expired])
@@ -246,7 +246,7 @@ def test_a_revoked_key_stays_revoked_while_the_file_cannot_be_read(
 
 
 @pytest.mark.parametrize("damage", UNREADABLE)
-def test_nobody_is_let_in_while_it_is_not_known_which_keys_are_valid(
+def test_nobody_is_admitted_while_the_valid_keys_are_unknown(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "keys.json"
@@ -364,7 +364,7 @@ def test_cards_are_of_the_models_that_a_key_names_and_count_as_no_request(bundle
             assert [entry["id"] for entry in listing["data"]] == ["docs"] * (status == 200)
 
 
-def test_who_has_no_key_is_not_told_which_models_there_are(secured: tuple[str, str]) -> None:
+def test_models_are_not_listed_without_a_key(secured: tuple[str, str]) -> None:
     url, _ = secured
     for path in ("/v1/models/nothing", "/v1/models/nothing/embed", "/v2/models/nothing/infer"):
         response = httpx.post(f"{url}{path}", json={}, timeout=30)
@@ -372,7 +372,7 @@ def test_who_has_no_key_is_not_told_which_models_there_are(secured: tuple[str, s
         assert "text-classification" not in response.text
 
 
-def test_a_server_that_others_reach_wants_keys_or_a_word_that_it_shall_have_none() -> None:
+def test_a_server_reachable_by_others_requires_keys_or_no_auth() -> None:
     usual: dict[str, Any] = {"models": "a=x"}
     with pytest.raises(ConfigError, match="keys: wanted a file of API keys to listen on 0"):
         ServeConfig(host="0.0.0.0", **usual)

@@ -52,7 +52,7 @@ def post(url: str, content: Any, **headers: str) -> httpx.Response:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_no_text_is_refused_with_its_status_and_message(
+def test_values_that_are_not_texts_are_refused_with_status_and_message(
     server: str, way: str, what: str
 ) -> None:
     texts, status, message = REFUSED[what]
@@ -107,7 +107,7 @@ def test_a_hundred_thousand_inputs_are_refused(server: str, way: str) -> None:
         (b'{"inputs": "a", "parameters": {"topk": 1}}', 422, "did you mean top_k?"),
     ],
 )
-def test_a_bad_body_is_told_why(server: str, body: bytes, status: int, message: str) -> None:
+def test_a_bad_body_is_explained(server: str, body: bytes, status: int, message: str) -> None:
     response = post(f"{server}/v1/models/{CLASSES}", body)
     assert response.status_code == status
     assert message in response.json()["error"]
@@ -117,7 +117,9 @@ def test_a_bad_body_is_told_why(server: str, body: bytes, status: int, message: 
     "body", [b'{"inputs": "\\ud800"}', b'{"inputs": "\xff"}', b"", b"[]", b"NaN"]
 )
 @pytest.mark.parametrize("path", ["/tokenize", "/embed", "/v1/embeddings", "/invocations"])
-def test_what_is_no_json_object_of_unicode_is_refused(server: str, path: str, body: bytes) -> None:
+def test_lines_that_are_not_json_objects_of_unicode_are_refused(
+    server: str, path: str, body: bytes
+) -> None:
     response = post(f"{server}{path}", body)
     assert response.status_code in (400, 422)
 
@@ -258,7 +260,7 @@ def test_a_tensor_of_an_odd_shape_is_refused(server: str, shape: list[int]) -> N
     assert response.json()["error"].startswith("text: wanted ")
 
 
-def test_what_is_named_is_not_sent_back_at_length(server: str) -> None:
+def test_named_values_are_shortened_in_messages(server: str) -> None:
     name = "x" * 100_000
     tensor = {"name": name, "shape": [1], "datatype": "BYTES", "data": ["a"]}
     for path, body in (
@@ -301,7 +303,7 @@ def guarded(bundles: dict[str, Path], keys: dict[str, tuple[str, auth.Key]]) -> 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_key_that_does_not_count_is_told_why(
+def test_an_invalid_key_is_explained(
     guarded: str, keys: dict[str, tuple[str, auth.Key]], way: str
 ) -> None:
     surface = WAYS[way]
@@ -335,7 +337,7 @@ def test_a_key_beyond_its_limit_is_told_when_to_try_again(
     assert "wanted at most 1 requests per minute" in response.json()["error"]
 
 
-def test_after_all_of_it_a_good_request_is_answered_as_before(
+def test_after_every_abuse_a_good_request_is_answered_as_before(
     server: str, bundles: dict[str, Path]
 ) -> None:
     with live.fronted({CLASSES: bundles[CLASSES]}) as fresh:

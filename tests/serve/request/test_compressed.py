@@ -38,7 +38,7 @@ def test_a_compressed_body_is_answered_as_the_same_body_is(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "x"])
-def test_another_coding_is_refused_with_those_that_are_read(
+def test_an_unsupported_coding_is_refused_with_the_supported_ones(
     front: str, way: str, coding: str
 ) -> None:
     response = post(f"{front}{WAYS[way].path}", WAYS[way].with_texts(b'"a"'), coding)
@@ -49,7 +49,7 @@ def test_another_coding_is_refused_with_those_that_are_read(
 
 
 @pytest.mark.parametrize("coding", COMPRESSED)
-def test_a_damaged_body_is_told_what_its_header_says(front: str, coding: str) -> None:
+def test_a_damaged_body_is_reported_with_what_its_header_says(front: str, coding: str) -> None:
     url, whole = f"{front}/embed", COMPRESSED[coding](b'{"inputs": "a fox"}')
     for body in (b'{"inputs": "a"}', whole[:-1], b"", whole + b"more"):
         response = post(url, body, coding)

@@ -91,7 +91,7 @@ def test_others_are_answered_when_a_client_goes(model: Model, passes: list[int])
     assert sum(passes) < INPUTS
 
 
-def test_a_client_that_goes_before_its_body_is_sent_is_no_failure(
+def test_a_client_that_disconnects_before_sending_its_body_is_not_a_failure(
     model: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
     for app in (

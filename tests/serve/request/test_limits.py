@@ -175,7 +175,7 @@ def test_an_answer_that_repeats_its_passage_is_limited(bundles: dict[str, Path])
             assert "wanted an answer of at most 100000 bytes, it has " in response.text
 
 
-def test_a_body_that_does_not_arrive_is_given_up(server: str) -> None:
+def test_a_body_that_does_not_arrive_times_out(server: str) -> None:
     host, port = server.removeprefix("http://").split(":")
     head = "POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99"
     with socket.create_connection((host, int(port)), timeout=20) as connection:
@@ -188,14 +188,14 @@ def test_a_body_that_does_not_arrive_is_given_up(server: str) -> None:
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
 )
-def test_what_a_web_page_may_post_anywhere_is_refused(server: str, kind: str) -> None:
+def test_content_types_that_any_web_page_may_post_are_refused(server: str, kind: str) -> None:
     response = post(server, {"inputs": "a"}, **{"Content-Type": kind})
     assert response.status_code == 415
     assert "wanted application/json" in response.json()["error"]
     assert "access-control-allow-origin" not in response.headers
 
 
-def test_a_full_queue_is_told_at_once_and_the_rest_is_answered(server: str, bundle: Path) -> None:
+def test_a_full_queue_refuses_at_once_and_the_rest_is_answered(server: str, bundle: Path) -> None:
     async def ask(client: httpx.AsyncClient, number: int) -> httpx.Response:
         return await client.post(server, json={"inputs": [f"{LONG} {number}"] * 8})
 
@@ -218,7 +218,7 @@ def test_a_full_queue_is_told_at_once_and_the_rest_is_answered(server: str, bund
     assert_still_answers(server)
 
 
-def test_work_that_is_late_is_dropped(bundle: Path) -> None:
+def test_late_work_is_dropped(bundle: Path) -> None:
     model = live.loaded("own", bundle)
 
     async def scenario() -> int:
@@ -231,7 +231,7 @@ def test_work_that_is_late_is_dropped(bundle: Path) -> None:
     assert asyncio.run(scenario()) == 0
 
 
-def test_a_deadline_of_the_request_counts(bundle: Path) -> None:
+def test_a_requests_own_deadline_counts(bundle: Path) -> None:
     with live.served(bundle) as url:
         body = {"inputs": [LONG] * 1500}
         response = post(url, body, **{DEADLINE: "50"})
@@ -257,7 +257,7 @@ def test_limits_are_checked_when_they_are_set() -> None:
         Limits(max_inputs=0)
 
 
-def test_who_sends_slowly_makes_room_for_others(bundle: Path) -> None:
+def test_slow_senders_make_room_for_others(bundle: Path) -> None:
     limits = Limits(max_receiving=3)  # and time enough
     with live.served(bundle, limits=limits) as url:
         host, port = url.removeprefix("http://").split(":")

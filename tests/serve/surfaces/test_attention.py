@@ -43,7 +43,7 @@ def test_every_head_of_a_layer_is_told(
         ({"texts": TEXT}, 422, "text"),
     ],
 )
-def test_what_cannot_be_told_is_refused(
+def test_invalid_attention_requests_are_refused(
     body: dict[str, object], status: int, message: str, front: str
 ) -> None:
     response = httpx.post(f"{front}/v1/models/{MODEL}/attention", json=body)
@@ -52,7 +52,7 @@ def test_what_cannot_be_told_is_refused(
 
 
 @pytest.mark.drill  # exporting takes seconds
-def test_a_graph_does_not_tell_its_attention(exported: Path) -> None:
+def test_a_graph_does_not_return_its_attention(exported: Path) -> None:
     with live.served(exported, backend="onnxruntime") as url:
         response = httpx.post(f"{url}/attention", json={"text": TEXT})
     assert response.status_code == 422

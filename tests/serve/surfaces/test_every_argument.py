@@ -205,7 +205,7 @@ MANAGES: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", MANAGES)
-def test_what_manages_triton_is_refused(clients: Clients, name: str) -> None:
+def test_tritons_management_calls_are_refused(clients: Clients, name: str) -> None:
     with pytest.raises(InferenceServerException, match="there is no such path") as told:
         getattr(clients.triton, name)(*MANAGES[name])
     assert told.value.status() == "404"

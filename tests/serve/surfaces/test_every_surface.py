@@ -46,7 +46,7 @@ def adapter(surface: Surface) -> "pydantic.TypeAdapter[Any]":
 
 @pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.name)
 @pytest.mark.parametrize("base", ["", "/v1/models/text-classification"])
-def test_a_path_that_there_is_not_is_an_error_in_the_shape_of_its_surface(
+def test_an_unknown_path_is_an_error_in_its_surfaces_format(
     front: str, base: str, surface: Surface
 ) -> None:
     path = f"{base}{UNKNOWN[surface.name]}"
@@ -57,7 +57,7 @@ def test_a_path_that_there_is_not_is_an_error_in_the_shape_of_its_surface(
     assert told == f"POST {path}: there is no such path, see /openapi.json"
 
 
-def test_openais_client_is_told_that_there_is_no_chat(front: str) -> None:
+def test_openais_client_learns_that_there_is_no_chat(front: str) -> None:
     import openai
 
     client = openai.OpenAI(base_url=f"{front}/v1", api_key="none", max_retries=0)
@@ -114,7 +114,7 @@ FIELDS = [Field(shape, path) for shape in bodies() for path in fields_of(shape)]
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
-def test_a_value_of_another_kind_is_told_what_was_wanted(field: Field) -> None:
+def test_a_value_of_the_wrong_kind_is_answered_with_the_expected_one(field: Field) -> None:
     for value in ODD:
         for name in field.path[::-1]:
             value = {name: value}
@@ -133,7 +133,7 @@ def test_a_value_of_another_kind_is_told_what_was_wanted(field: Field) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_parameter_of_another_kind_is_told_what_was_wanted(name: str) -> None:
+def test_a_parameter_of_the_wrong_type_is_answered_with_the_expected_one(name: str) -> None:
     kind = TASKS[name].parameters
     for parameter in checked(kind).model_fields:
         told = [refusal_of(kind, {parameter: value}) for value in ODD]
@@ -150,7 +150,7 @@ def refusal_of(kind: type[Parameters], values: dict[str, Any]) -> str:
     return ""
 
 
-def test_a_key_that_there_is_not_is_told_those_of_its_own_object(front: str) -> None:
+def test_an_unknown_key_is_answered_with_the_keys_of_its_object(front: str) -> None:
     for path, body, message in (
         ("/similarity", {"inputs": {"source_sentence": "a", "sentence": []}},
          'inputs: wanted some of source_sentence, sentences, got "sentence" (did you mean'),
@@ -187,7 +187,7 @@ def paths_in(cell: str) -> set[str]:
     return set(paths)
 
 
-def test_the_documented_paths_are_those_that_there_are() -> None:
+def test_the_documented_paths_are_the_existing_ones() -> None:
     documented = {name: paths_in(cell) for _, cell, name in TABLE}
     assert documented.keys() == {surface.name for surface in SURFACES}
     every = {each.path for surface in SURFACES for each in surface.endpoints}

@@ -235,7 +235,7 @@ def test_every_answer_names_its_model_and_what_it_took(
     assert "X-Cut-Inputs" not in response.headers
 
 
-def test_what_was_cut_is_told_with_the_character(front: str, bundles: dict[str, Path]) -> None:
+def test_cuts_are_reported_with_the_character(front: str, bundles: dict[str, Path]) -> None:
     long = "a fox, " * 300
 
     def cuts(name: str, inputs: Any, **parameters: Any) -> list[str]:

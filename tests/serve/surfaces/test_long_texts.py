@@ -134,9 +134,7 @@ def test_a_model_that_is_told_to_cut_texts_does_so_unless_a_request_says_otherwi
         ("/v2/models/{model}/infer", INFER | {"parameters": {"truncate": False}}),
     ],
 )
-def test_a_request_may_ask_for_nothing_to_be_cut(
-    cutting: str, path: str, body: dict[str, Any]
-) -> None:
+def test_a_request_may_forbid_cutting(cutting: str, path: str, body: dict[str, Any]) -> None:
     refused = post(cutting, VECTORS, path, body)
     assert refused.status_code in (400, 422)
     assert REMEDY.search(refused.text.replace('\\"', '"'))

@@ -231,7 +231,7 @@ def test_the_client_raises_what_the_server_says(client: Any) -> None:
         client.infer("text-classification", [tensor("texts", ["a"], binary=True)])
 
 
-def test_what_was_cut_is_a_parameter_of_the_answer(client: Any) -> None:
+def test_cuts_are_a_parameter_of_the_answer(client: Any) -> None:
     texts = ["a", "a fox " * 200]
     name, inputs = "text-classification", [tensor("text", texts, binary=True)]
     answer = client.infer(name, inputs, parameters={"truncation": True}).get_response()
@@ -273,7 +273,7 @@ def test_an_output_that_is_asked_for_twice_or_unknown_costs_no_pass(
         (["text"], {"per_token": True}, "per_token: wanted none, since a row of this answer has"),
     ],
 )
-def test_what_a_tensor_of_vectors_has_no_place_for_is_refused(
+def test_answers_that_do_not_fit_a_tensor_of_vectors_are_refused(
     front: str, names: list[str], parameters: dict[str, Any], message: str
 ) -> None:
     tensors = [{"name": name, "shape": [1], "datatype": "BYTES", "data": ["a"]} for name in names]

@@ -120,7 +120,9 @@ def test_errors_have_the_shape_and_the_class_that_the_client_knows(
         at_root.embeddings.create(input=long, model=NAME)
 
 
-def test_langchain_is_answered_and_told_of_its_token_ids(front: str, wanted: np.ndarray) -> None:
+def test_langchain_is_answered_and_its_token_ids_are_explained(
+    front: str, wanted: np.ndarray
+) -> None:
     from langchain_openai import OpenAIEmbeddings
 
     settings: dict[str, Any] = {

@@ -110,7 +110,7 @@ def test_coheres_client_lists_models_with_what_they_do(front: str, http: httpx.C
     assert endpoints["text-classification"] == []
 
 
-def test_documents_with_fields_are_sent_back_whole(front: str, http: httpx.Client) -> None:
+def test_documents_with_fields_are_returned_whole(front: str, http: httpx.Client) -> None:
     import cohere
 
     documents: Any = [{"text": text, "id": str(place)} for place, text in enumerate(TEXTS)]
@@ -139,7 +139,7 @@ def test_a_type_that_is_asked_for_twice_or_too_many_numbers_cost_no_pass(
         assert httpx.post(f"{url}{path}", json={"texts": ["a"] * 8}, timeout=30).status_code == 200
 
 
-def test_what_was_cut_is_a_warning(front: str, http: httpx.Client) -> None:
+def test_cuts_are_warnings(front: str, http: httpx.Client) -> None:
     import cohere
 
     client = cohere.ClientV2("none", base_url=front, httpx_client=http)

@@ -195,7 +195,7 @@ def test_every_path_that_cuts_takes_a_side(front: str, side: str) -> None:
     assert response.headers["X-Cut-Inputs"].endswith("-") == (side.lower() == "left")
 
 
-def test_info_tells_what_kind_of_model_it_is(front: str) -> None:
+def test_info_reports_the_kind_of_model(front: str) -> None:
     kinds = {
         VECTORS: "embedding",
         RANKING: "reranker",
@@ -303,9 +303,7 @@ def test_tokens_that_no_pass_reads_count_for_the_key(bundles: dict[str, Path], p
 
 
 @pytest.mark.parametrize("path", ASIDE)
-def test_what_takes_no_place_in_the_queue_keeps_to_the_deadline(
-    bundles: dict[str, Path], path: str
-) -> None:
+def test_work_outside_the_queue_keeps_to_the_deadline(bundles: dict[str, Path], path: str) -> None:
     model = live.loaded(VECTORS, bundles[VECTORS])
     is_free = threading.Event()
     with live.running(create_model_app(Slot(model), alone=True)) as url:

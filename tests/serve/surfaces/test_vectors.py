@@ -213,7 +213,7 @@ def test_errors_stay_json(alone: str, way: str, accept: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_form_that_there_is_not_is_refused_as_the_client_reads_it(alone: str, way: str) -> None:
+def test_an_unavailable_form_is_refused_in_the_clients_format(alone: str, way: str) -> None:
     surface = WAYS[way]
     response = post(f"{alone}{surface.path}", surface.request(TEXTS), "text/csv")
     assert response.status_code == 406
@@ -234,7 +234,9 @@ def test_a_form_that_there_is_not_is_refused_as_the_client_reads_it(alone: str, 
         ("/invocations", {"inputs": ["a"]}, lambda error: error["message"]),
     ],
 )
-def test_what_is_no_vector_is_json_alone(front: str, path: str, body: Any, message: Any) -> None:
+def test_answers_other_than_vectors_are_json_only(
+    front: str, path: str, body: Any, message: Any
+) -> None:
     url = f"{front}{path}"
     for accept in (None, "*/*", JSON, f"{ARROW}, */*;q=0.1"):
         assert post(url, body, accept).headers["Content-Type"] == JSON

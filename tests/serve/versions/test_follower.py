@@ -135,7 +135,7 @@ def test_an_alias_moves_ten_times_under_load_without_a_failed_or_mixed_answer(
 
 @pytest.mark.guard
 @pytest.mark.usefixtures("versions")
-def test_a_version_that_cannot_answer_leaves_the_old_one_and_is_told(
+def test_a_version_that_cannot_answer_is_reported_and_the_old_one_stays(
     registry: str, bundle: Path, tmp_path: Path
 ) -> None:
     loaded = load_bundle(bundle)
@@ -167,7 +167,7 @@ def test_a_version_that_cannot_answer_leaves_the_old_one_and_is_told(
         eventually(lambda: version_at(url) == "1")
 
 
-def test_a_version_that_could_not_be_had_is_tried_again(
+def test_a_version_that_could_not_be_fetched_is_retried(
     registry: str, versions: list[Path]
 ) -> None:
     point(registry, "2")
@@ -218,7 +218,7 @@ def test_the_card_says_while_another_version_is_loaded(registry: str, versions: 
             follows.stop()
 
 
-def test_a_registry_that_is_away_is_told_and_changes_nothing_else(
+def test_an_unreachable_registry_is_reported_and_changes_nothing_else(
     registry: str, versions: list[Path]
 ) -> None:
     slot = Slot(live.loaded(NAME, versions[0], version="1"))

@@ -131,7 +131,7 @@ def test_another_bundle_takes_over_under_load_without_a_failed_or_mixed_answer(
             assert [each["score"] for each in came] == pytest.approx(scores, abs=1e-5)
 
 
-def test_what_does_not_change_the_model_does_not_load_it_again(folders: list[Path]) -> None:
+def test_settings_that_do_not_change_the_model_do_not_reload_it(folders: list[Path]) -> None:
     with live.hosted(live.plan_of(folders[0])) as (model, url):
         before = model.slot.model
         model.change(live.plan_of(folders[0], limits=Limits(max_inputs=2)))
@@ -149,7 +149,7 @@ def test_limits_that_are_changed_count_at_once_also_higher_ones(folders: list[Pa
             assert httpx.post(url, json=body, timeout=30).status_code == status
 
 
-def test_a_cache_is_begun_and_ended_while_it_answers_and_is_of_one_version(
+def test_a_cache_can_be_turned_on_and_off_while_serving_and_belongs_to_one_version(
     folders: list[Path],
 ) -> None:
     digests = list(map(bundle_digest, folders))
@@ -172,7 +172,7 @@ def test_a_cache_is_begun_and_ended_while_it_answers_and_is_of_one_version(
         assert "X-Cache" not in ask(url).headers
 
 
-def test_what_cannot_be_loaded_leaves_the_old_one_and_is_told(
+def test_a_version_that_cannot_be_loaded_is_reported_and_the_old_one_stays(
     folders: list[Path], tmp_path: Path
 ) -> None:
     with live.hosted(live.plan_of(folders[0])) as (model, url):
@@ -191,7 +191,7 @@ def test_what_cannot_be_loaded_leaves_the_old_one_and_is_told(
         assert ask(url).headers["X-Model-Digest"] == bundle_digest(folders[1])
 
 
-def test_a_process_that_starts_takes_what_its_alias_means_now_or_else_what_it_meant(
+def test_a_starting_process_loads_the_current_version_of_its_alias_or_else_the_previous_one(
     folders: list[Path], registry: str
 ) -> None:
     client = connect(registry)
@@ -245,7 +245,7 @@ def test_a_difference_of_labels_is_named(wanted: str) -> None:
     assert difference(LABELS, OTHERS[wanted]) == wanted
 
 
-def test_a_version_with_other_labels_is_served_only_where_that_is_allowed(
+def test_a_version_with_other_labels_is_served_only_if_allowed(
     bundle: Path, registry: str, tmp_path: Path
 ) -> None:
     loaded, other, name = load_bundle(bundle), "with regex", "relabelled"
@@ -301,7 +301,7 @@ def test_a_candidate_of_another_kind_than_the_model_is_refused(
 
 
 @pytest.mark.parametrize("name", ["feature-extraction", "sparse-embedding"])
-def test_vectors_of_another_version_are_told_to_be_incomparable(
+def test_vectors_of_another_version_are_reported_as_incomparable(
     bundles: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
     loaded = load_bundle(bundles[name])
@@ -343,7 +343,7 @@ def _die_while_trying(registry: str, version: str) -> None:
     assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
 
 
-def test_a_version_whose_loading_ended_a_process_is_left_alone_by_the_next_one(
+def test_a_version_that_killed_a_process_is_skipped_by_the_next_one(
     folders: list[Path],
     registry: str,
     tmp_path: Path,
@@ -473,7 +473,7 @@ def test_a_version_of_the_same_number_of_another_model_is_not_taken_for_it(
         assert card(url)["problem"] is None
 
 
-def test_a_registry_that_is_away_is_told_where_another_model_was_wanted(
+def test_an_unreachable_registry_is_reported_if_another_model_was_wanted(
     folders: list[Path], registry: str
 ) -> None:
     connect(registry).set_registered_model_alias(NAME, "champion", "1")
@@ -623,7 +623,7 @@ def test_another_label_is_disagreement_and_another_score_a_difference(bundle: Pa
     assert tally.difference == pytest.approx(0.2)
 
 
-def test_a_candidate_that_fails_is_counted_and_fails_nobody(folders: list[Path]) -> None:
+def test_a_failing_candidate_is_counted_and_fails_no_request(folders: list[Path]) -> None:
     seen: list[Tally] = []
     candidate = Candidate(source=live.plan_of(folders[1]).source, share=1.0, mode="shadow")
     with live.hosted(
@@ -638,7 +638,7 @@ def test_a_candidate_that_fails_is_counted_and_fails_nobody(folders: list[Path])
     assert (seen[0].failed, seen[0].inputs) == (1, 0)
 
 
-def test_a_process_that_starts_without_its_registry_takes_what_last_answered_here(
+def test_a_process_that_starts_without_its_registry_loads_what_last_answered_here(
     folders: list[Path], registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))

@@ -82,7 +82,7 @@ def test_a_reference_of_the_hub_has_an_id_and_maybe_a_revision(
         "models:/name@champion", "s3://bucket/bundle", "hf://datasets/owner/name",
     ],
 )  # fmt: skip
-def test_what_the_hub_allows_in_no_id_is_no_reference_to_it(reference: str) -> None:
+def test_invalid_hub_ids_are_not_references_to_the_hub(reference: str) -> None:
     assert parse(reference) is None
 
 
@@ -166,7 +166,7 @@ def in_a_process(hub: Hub, stderr: int = subprocess.PIPE) -> "subprocess.Popen[s
 
 
 @pytest.mark.guard
-def test_a_download_whose_connection_breaks_goes_on_where_it_stopped(
+def test_a_download_whose_connection_breaks_resumes_where_it_stopped(
     hub: Hub, model: Repository, bundles: list[Path], tmp_path: Path
 ) -> None:
     name, large = "model.safetensors", tmp_path / "large.safetensors"
@@ -232,7 +232,7 @@ def test_offline_what_another_program_fetched_is_used_if_it_is_complete(
     assert load_bundle(bundle_at(NAME)).task is not None
 
 
-def test_a_hub_that_does_not_answer_is_said_unless_the_cache_has_the_model(
+def test_a_hub_that_does_not_answer_is_reported_unless_the_cache_has_the_model(
     hub: Hub, model: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = bundle_at(NAME)
@@ -245,7 +245,7 @@ def test_a_hub_that_does_not_answer_is_said_unless_the_cache_has_the_model(
         bundle_at("somebody/else")
 
 
-def test_missing_models_and_revisions_are_told_apart_from_missing_folders(
+def test_missing_models_and_revisions_are_distinguished_from_missing_folders(
     hub: Hub, model: Repository
 ) -> None:
     with pytest.raises(
@@ -342,7 +342,7 @@ def test_a_model_of_sentence_transformers_comes_with_its_subfolder(
     assert found.chosen.pooling == "cls"
 
 
-def test_of_a_tokenizer_only_its_own_files_are_fetched_whatever_the_model(
+def test_only_a_tokenizers_own_files_are_fetched_whatever_the_model(
     hub: Hub, model: Repository, bundles: list[Path]
 ) -> None:
     model.commit(foreign(bundles[0]) | {"config.json": b'{"model_type": "gpt2"}'})
@@ -385,7 +385,7 @@ def test_a_download_shows_its_progress_on_a_terminal(hub: Hub, model: Repository
 
 
 @pytest.mark.drill
-def test_a_download_says_nothing_in_a_log(hub: Hub, model: Repository) -> None:
+def test_a_download_prints_nothing_in_a_log(hub: Hub, model: Repository) -> None:
     process = in_a_process(hub)
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 0

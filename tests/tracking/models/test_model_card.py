@@ -67,7 +67,7 @@ def test_a_server_takes_the_name_that_the_card_of_an_uploaded_model_gives() -> N
     assert models == {"my.model": "owner/my.model"}
 
 
-def test_where_the_time_went_is_a_table() -> None:
+def test_time_by_activity_is_a_table() -> None:
     spent = Goodput(
         began_s=0.0,
         until_s=7200.0,

@@ -192,7 +192,7 @@ def test_a_registered_bundle_is_found_whatever_its_folder_was_called(
         ("nosuch://host/bundle", "nosuch://host/bundle: wanted a folder, or a URI that can be"),
     ],
 )
-def test_a_reference_to_nothing_says_what_there_is(
+def test_a_reference_to_nothing_lists_what_exists(
     registry: str, reference: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -226,7 +226,7 @@ def test_a_registered_bundle_that_was_exchanged_is_refused(store: str, bundles: 
         bundle_at("models:/exchanged@champion", uri=store)
 
 
-def test_what_is_fetched_is_fetched_once_and_again_if_the_copy_is_damaged(
+def test_files_are_fetched_once_and_again_if_the_copy_is_damaged(
     tmp_path: Path, bundles: list[Path]
 ) -> None:
     # A folder stands for a bucket: the way there is pyarrow's, and the same for both.
@@ -324,7 +324,7 @@ def test_a_bundle_stays_in_the_cache_until_it_is_released(
     release(tmp_path)  # was not given by the cache
 
 
-def test_the_environment_says_where_downloads_are_kept_and_how_many(
+def test_the_environment_sets_the_folder_and_size_of_the_download_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYBERT_CACHE", str(tmp_path))

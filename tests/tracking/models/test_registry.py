@@ -217,7 +217,7 @@ def test_a_name_that_no_reference_can_hold_is_refused(store: str, bundles: list[
             publish_at(store, name, bundles[0])
 
 
-def test_a_folder_that_is_no_bundle_is_not_registered(
+def test_a_folder_that_is_not_a_bundle_is_not_registered(
     tmp_path: Path, store: str, name: str
 ) -> None:
     with pytest.raises(FormatError, match=r"wanted this file"):
@@ -225,7 +225,7 @@ def test_a_folder_that_is_no_bundle_is_not_registered(
     assert champion(name, uri=store) is None
 
 
-def test_an_artifact_store_that_takes_nothing_is_named(
+def test_an_artifact_store_that_rejects_writes_is_named(
     tmp_path: Path, name: str, bundles: list[Path]
 ) -> None:
     (tmp_path / "mlartifacts").write_text("in the way")

@@ -22,7 +22,7 @@ def test_seeds_have_the_same_steps_and_a_mean() -> None:
 @pytest.mark.parametrize(
     ("record", "done"), [(0, 0), (75, 75), (76, 75), (77, 75), (152, 150), (230, 225)]
 )
-def test_of_records_only_the_steps_are_done(record: int, done: int) -> None:
+def test_steps_done_do_not_count_the_records_beside_them(record: int, done: int) -> None:
     """Three seeds of 75 steps, each with two records beside them."""
     assert steps_done(record, 75) == done
 
@@ -34,7 +34,7 @@ def test_the_mean_is_over_the_steps_that_all_seeds_have() -> None:
     assert curve.mean.tolist() == [[1, 3], [2, 1.5]]
 
 
-def test_what_says_the_same_is_drawn_once() -> None:
+def test_identical_curves_are_drawn_once() -> None:
     records = [
         (step, {"loss": 1.0 / (step + 1), "train/loss": 1.0 / (step + 1), "train/mlm_loss": 0.5,
                 "held_out/mlm_loss": 0.4, "system/of_loss": 1.0, "other": 2.0})

@@ -37,7 +37,7 @@ class Worker:
         return step, ({"loss": 1.0} if steps else {}) | clock
 
 
-def test_a_run_that_nothing_happens_to_adds_up(tmp_path: Path) -> None:
+def test_the_times_of_an_undisturbed_run_add_up(tmp_path: Path) -> None:
     spent = begin(tmp_path, 1000.0, prices_usd={}, most_steps=4)
     worker = Worker(1010.0)
     first = spent.take([worker.point(1, starting=5.0, computing=3.0, waiting_for_data=1.0)])
@@ -94,7 +94,7 @@ def test_steps_that_were_lost_are_counted_when_they_are_done_again(tmp_path: Pat
     assert spent.cost_usd == pytest.approx(19.5 / 3600 * 36.0, rel=1e-12)
 
 
-def test_the_time_between_two_drivers_is_that_of_no_machine(tmp_path: Path) -> None:
+def test_the_time_between_two_drivers_counts_for_no_machine(tmp_path: Path) -> None:
     prices = {CLUSTER: 7.2}
     spent = begin(tmp_path, 0.0, prices_usd=prices)
     spent.nodes = {CLUSTER: 1}
@@ -154,7 +154,7 @@ def test_progress_by_the_clock(tmp_path: Path) -> None:
     assert (unknown.progress, unknown.left_s) == (None, None)
 
 
-def test_what_is_kept_is_read_again_and_damage_is_told(
+def test_a_saved_record_is_read_back_and_damage_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert read(str(tmp_path)) is None

@@ -48,7 +48,7 @@ def history(uri: str, run_id: str) -> list[int]:
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_another_host_goes_on_with_the_run_and_sends_no_point_twice(
+def test_another_host_resumes_the_run_and_sends_no_point_twice(
     tmp_path: Path, store: str, place: str
 ) -> None:
     """The first had sent more than was copied, and dies; the second trains some steps again."""
@@ -82,7 +82,7 @@ def test_another_host_goes_on_with_the_run_and_sends_no_point_twice(
 
 
 @pytest.mark.guard
-def test_whoever_opened_the_record_last_has_it(
+def test_the_last_process_to_open_the_record_holds_it(
     tmp_path: Path, store: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was away, and finds another in its place, neither copies nor sends anything more."""
@@ -105,7 +105,7 @@ def test_whoever_opened_the_record_last_has_it(
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_a_host_does_not_go_on_with_what_an_earlier_run_left_on_it(
+def test_a_host_does_not_resume_from_an_earlier_runs_leftovers(
     tmp_path: Path, store: str, place: str
 ) -> None:
     """Another host has begun the output anew, or emptied it."""
@@ -149,7 +149,7 @@ def test_pictures_and_cards_go_along_and_are_sent_from_the_other_host(
 
 
 @pytest.mark.guard
-def test_a_bucket_that_is_away_is_told_once_and_stops_nothing(
+def test_an_unreachable_bucket_is_reported_once_and_stops_nothing(
     tmp_path: Path,
     store: str,
     place: str,

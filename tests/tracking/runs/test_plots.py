@@ -42,7 +42,7 @@ def is_drawn(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("rows", [1, 500])
-def test_each_kind_of_metric_there_is_gets_a_picture(tmp_path: Path, rows: int) -> None:
+def test_each_kind_of_metric_gets_a_plot(tmp_path: Path, rows: int) -> None:
     paths = plot_curves(write_metrics(tmp_path, rows), tmp_path / "plots")
     assert [path.name for path in paths] == ["loss.png", "accuracy.png", "throughput.png"]
     assert all(map(is_drawn, paths))
@@ -68,7 +68,7 @@ def test_nothing_recorded_draws_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wall_s", [30.0, 90_000.0])
-def test_where_time_went_is_drawn(tmp_path: Path, wall_s: float) -> None:
+def test_time_by_activity_is_drawn(tmp_path: Path, wall_s: float) -> None:
     seconds = {activity: wall_s / len(ACTIVITIES) for activity in ACTIVITIES}
     spent = Goodput(began_s=0.0, until_s=wall_s, seconds=seconds)
     assert is_drawn(plot_time(spent, tmp_path / "plots" / "time.png"))
@@ -81,7 +81,7 @@ def test_a_confusion_matrix_is_drawn_also_with_an_empty_row(tmp_path: Path, clas
     assert is_drawn(plot_confusion(labels, matrix, tmp_path / "confusion.png"))
 
 
-def test_labels_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
+def test_labels_with_dollar_signs_are_not_formulas(tmp_path: Path) -> None:
     def drawn(labels: list[str]) -> np.ndarray:
         return imread(plot_confusion(labels, np.eye(2, dtype=np.int64), tmp_path / "confusion.png"))
 
@@ -89,9 +89,7 @@ def test_labels_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
     assert not np.array_equal(drawn(["$a$", "b"]), drawn(["a", "b"]))
 
 
-def test_of_more_labels_than_can_be_read_those_with_most_errors_are_drawn_and_none_is_lost() -> (
-    None
-):
+def test_with_too_many_labels_those_with_most_errors_are_drawn_and_none_is_lost() -> None:
     matrix = np.diag(np.full(150, 7))
     matrix[140, 3], matrix[5, 6] = 20, 1
     labels, drawn, note = readable([f"{n}" for n in range(150)], matrix)

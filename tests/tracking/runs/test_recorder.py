@@ -163,7 +163,7 @@ def test_a_run_is_handed_from_driver_to_controller_and_back(
     ("error", "status"),
     [(RuntimeError, "FAILED"), (KeyboardInterrupt, "KILLED"), (SystemExit, "KILLED")],
 )
-def test_the_status_tells_how_the_run_ended(
+def test_the_status_shows_how_the_run_ended(
     tmp_path: Path, store: str, experiment: str, error: type[BaseException], status: str
 ) -> None:
     with (
@@ -244,7 +244,7 @@ def test_recording_never_raises(
     ]
 
 
-def test_an_artifact_store_that_fails_holds_up_nothing_but_files(
+def test_a_failing_artifact_store_delays_only_files(
     tmp_path: Path, store: str, experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tracking.runs.sender.SEND_EVERY_S", 0.1)
@@ -273,7 +273,7 @@ def test_an_artifact_store_that_fails_holds_up_nothing_but_files(
     assert files == ["card.md", "manifest.json"]
 
 
-def test_a_dead_server_delays_nothing_and_is_told_of(
+def test_a_dead_server_delays_nothing_and_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "tracking.runs.sender")
@@ -322,7 +322,7 @@ def test_names_and_values_are_brought_within_mlflows_limits() -> None:
     assert flatten({"../a//b/./": 1, "/": 2}) == {"a/b": "1", "_": "2"}
 
 
-def test_names_that_mlflow_would_refuse_hold_up_no_records(tmp_path: Path, store: str) -> None:
+def test_names_that_mlflow_would_refuse_delay_no_records(tmp_path: Path, store: str) -> None:
     run = RunRecorder.open(tmp_path, uri=store, params={"prompts": {"query/": "q: "}})
     run.record(1, {"system//rack/node/cpu": 3.0, "loss": 1.0})
     assert run.close(timeout_s=60.0) is None

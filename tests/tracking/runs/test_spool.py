@@ -21,7 +21,7 @@ def steps(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (folder / METRICS).read_text().splitlines()]
 
 
-def test_a_step_that_is_trained_again_is_not_written_again(tmp_path: Path) -> None:
+def test_a_repeated_step_is_not_recorded_again(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     assert [spool.append(step, {"loss": 1.0}) for step in (0, 5, 5, 3, 6)] == [
         True,
@@ -39,7 +39,7 @@ def test_a_step_that_is_trained_again_is_not_written_again(tmp_path: Path) -> No
 
 
 @pytest.mark.guard
-def test_a_folder_is_one_processs_at_a_time(
+def test_a_folder_belongs_to_one_process_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one waits, and gets what the one before wrote last; its end lets go, however."""
@@ -99,7 +99,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     assert steps(tmp_path) == [*range(last + 1), 20]
 
 
-def test_what_was_sent_is_known_after_a_restart(tmp_path: Path) -> None:
+def test_sent_records_are_remembered_after_a_restart(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     for step in range(5):
         spool.append(step, {"loss": 1.0, "lr": 0.1})
@@ -128,7 +128,7 @@ def test_a_closed_spool_changes_nothing_more(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_a_later_status_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+def test_a_later_status_replaces_an_earlier_one(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     spool.enqueue("status", "RUNNING")
     spool.enqueue("tags", {"a": "b"})

@@ -36,7 +36,7 @@ def test_short_numbers_have_three_digits_at_most(number: float, told: str) -> No
     ("name", "told"),
     [("accuracy", "42.3 %"), ("f1_of_loss", "42.3 %"), ("mse", "0.423"), ("spearman", "0.423")],
 )
-def test_only_a_share_is_told_in_percent(name: str, told: str) -> None:
+def test_only_a_share_is_shown_in_percent(name: str, told: str) -> None:
     assert plain(figure(name, 0.423)) == told
 
 
@@ -50,7 +50,5 @@ def test_only_a_share_is_told_in_percent(name: str, told: str) -> None:
         ({"is_champion": True, "why": "x"}, "finished"),
     ],
 )
-def test_where_a_stage_has_left_no_words_its_first_counts_stand(
-    counts: dict[str, object], told: str
-) -> None:
+def test_a_stage_without_words_shows_its_first_counts(counts: dict[str, object], told: str) -> None:
     assert plain(first_counts(counts)) == told

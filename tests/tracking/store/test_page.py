@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-def test_a_new_experiment_is_of_training_and_has_the_view(store: str) -> None:
+def test_a_new_experiment_has_the_kind_and_view_of_training(store: str) -> None:
     client, name = connect(store), uuid.uuid4().hex
     made = client.get_experiment(experiment_id(client, store, name))
     assert made.tags[EXPERIMENT_KIND] == "custom_model_development"

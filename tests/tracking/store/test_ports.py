@@ -18,12 +18,12 @@ def test_a_port_in_use_is_refused_by_the_name_of_who_holds_it() -> None:
     require_free("127.0.0.1", port)
 
 
-def test_a_host_of_another_machine_is_refused() -> None:
+def test_a_host_name_of_another_machine_is_refused() -> None:
     with pytest.raises(ResourceError, match=r"port 8000 on .* Cannot assign requested"):
         require_free("192.0.2.77", 8000)
 
 
-def test_another_port_is_taken_where_the_usual_one_is_in_use() -> None:
+def test_another_port_is_used_if_the_usual_one_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         taken = held.getsockname()[1]
         assert free_port(taken) != taken

@@ -77,13 +77,13 @@ def test_a_database_where_nobody_listens_is_named_at_once(scheme: str) -> None:
     )
 
 
-def test_a_database_that_is_none_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "runs.db").write_text("no database")
     with pytest.raises(ResourceError, match=r"runs\.db does not do what was asked: .* not a datab"):
         connect(f"sqlite:///{tmp_path}/runs.db")
 
 
-def test_a_connection_that_fails_is_told_by_its_cause() -> None:
+def test_a_failed_connection_is_reported_with_its_cause() -> None:
     from urllib3.exceptions import MaxRetryError, NewConnectionError
 
     nowhere: Any = None
@@ -136,7 +136,7 @@ def test_the_tables_of_a_store_are_made_once_and_copied_from_then_on(
         assert database.execute("SELECT count(*) FROM experiments").fetchone() == (0,)
 
 
-def test_a_store_is_made_where_none_can_be_kept(
+def test_a_store_is_made_even_if_no_template_can_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -145,7 +145,7 @@ def test_a_store_is_made_where_none_can_be_kept(
     assert experiment_id(connect(uri), uri, "e")
 
 
-def test_a_client_is_told_that_a_database_takes_more_of_mlflow(
+def test_a_client_without_mlflows_server_is_told_what_a_database_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)  # as if it were not installed
