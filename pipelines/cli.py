@@ -23,7 +23,7 @@ EXIT_CODES = {
     130: "Interrupted by Ctrl-C; the same command resumes the work.",
     143: "Ended by SIGTERM; the same command resumes the work.",
 }
-"""What the commands exit with; `submit` and `jobs attach` exit as their job does."""
+"""Exit codes of the commands; `submit` and `jobs attach` exit as their job does."""
 
 PARTS = ("inspect", "list", "promote", "report", "ui")
 """Commands of which a part works without the extra."""

@@ -114,7 +114,7 @@ def parse(word: str, arguments: list[str]) -> Any:
 
 
 def purpose_of(path: Path) -> str:
-    """What the comment at the top of a config says first, up to a line that ends a sentence."""
+    """The start of the comment at the top of a config, up to a line that ends a sentence."""
     said: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#") or (said and said[-1].endswith((".", "?", "!"))):

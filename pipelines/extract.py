@@ -193,7 +193,7 @@ def _check_types(config: TaggerConfig, task: "Task") -> None:
 
 
 def _types_of(task: "Task") -> list[str]:
-    """What a tagger finds: types of entities, or tags."""
+    """The types of entities, or the tags, that a tagger finds."""
     from bert_core.tasks.token_classification import TokenClassification
 
     assert isinstance(task, TokenClassification)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(LabelledTrainingConfig):
-    """What to fine-tune on which rows. Defaults: Devlin et al. 2019, appendix A.3."""
+    """Fine-tune a model on labelled rows. Defaults: Devlin et al. 2019, appendix A.3."""
 
 
 def run(config: FinetuneConfig, watch: Callable[[Measurement], None] | None = None) -> Manifest:

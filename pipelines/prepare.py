@@ -84,7 +84,7 @@ ABORTED_FILE = "stopped"  # a file among the fragments: the run was aborted
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig(StageConfig):
-    """What rows to make from the corpus."""
+    """Make rows from the corpus."""
 
     tokenizer: str = field(metadata=INPUT)
     """Folder written by `raybert vocab`, a tokenizer in Hugging Face layout, or owner/name of the
@@ -144,7 +144,7 @@ class PrepareCounts(Counts):
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What both passes need; a function of corpus and config."""
+    """The plan that both passes share; a function of corpus and config."""
 
     config: PrepareConfig
     train_shards: int
@@ -282,7 +282,7 @@ def _check_encoded(sources: Sequence[str], pairs: PairsConfig, encoded: Counter[
 
 @dataclass
 class _Made:
-    """What the workers report: counts of both passes, shards by number, rows by length."""
+    """The workers' reports: counts of both passes, shards by number, rows by length."""
 
     encoded: Counter[str] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
@@ -461,7 +461,7 @@ def _write_shard(plan: ShardPlan, fragments: list[str], shard: int, path: str) -
 
 
 def _counts_of(documents: pa.Table, tokenizer: Tokenizer) -> Counter[str]:
-    """What documents hold, each counted once; the tokens of a source with its copies."""
+    """Counts of what documents hold, each document once; a source's tokens with its copies."""
     sentences = documents.column("sentences").combine_chunks()
     encoded = sentences.flatten()
     ids = encoded.flatten().to_numpy()

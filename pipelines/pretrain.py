@@ -363,7 +363,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
 
 
 def learnt_little(config: PretrainConfig, before: float, after: float, unigram: float) -> str:
-    """What shows that little was learnt, and what to try; empty if nothing does.
+    """The signs that little was learnt, and what to try; empty if there are none.
 
     Args:
         before: loss of masked words on held-out rows, as `after` and `unigram`, the baseline.

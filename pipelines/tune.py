@@ -46,7 +46,7 @@ PICTURE = "plots/parallel_coordinates.png"
 
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig(LabelledTrainingConfig):
-    """What all trials share, which fields vary, and what happens to the best.
+    """The settings that all trials share, the fields that vary, and what happens to the best trial.
 
     With `num_workers` 0 trials run in this process, one after the other.
     """

@@ -31,7 +31,7 @@ BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class VocabConfig(StageConfig):
-    """What vocabulary to train."""
+    """Train a vocabulary."""
 
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """The text to train on."""

@@ -8,7 +8,7 @@ from bert_core.errors import ConfigError
 
 
 def cache_folder() -> Path:
-    """What `RAYBERT_CACHE` names, `~/.cache/raybert` by default; it may not exist yet.
+    """The folder in `RAYBERT_CACHE`, by default `~/.cache/raybert`; it may not exist yet.
 
     Absolute, since processes work in other folders.
     """

@@ -98,8 +98,8 @@ def predictor_of(
 
 
 def answer_cells(task: "Task", answer: Any, prefix: str, column: str) -> dict[str, Any]:
-    """What a row gets of its answer: the best of it in columns named with `prefix`, and the whole
-    answer in `column`, unless that is empty."""
+    """The cells that an answer adds to its row: the best of it in columns named with `prefix`, and
+    the whole answer in `column`, unless that is empty."""
     best = {f"{prefix}{name}": value for name, value in task.cells(answer).items()}
     return best | ({column: answer} if column else {})
 

@@ -37,7 +37,7 @@ JOB_TIMEOUT_S, JOB_POLL_S = 180.0, 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig:
-    """What to check, besides this machine."""
+    """Checks to run besides those of this machine."""
 
     address: str | None = None
     """Ray cluster to check: host:6379, ray://host:10001, auto, or its job server,
@@ -65,7 +65,7 @@ class Finding:
     """The node of a cluster; empty for this machine."""
     ok: bool
     text: str
-    """What there is; or what is wrong, and what mends it."""
+    """What was found; or the fault and its remedy."""
 
 
 def run(config: DoctorConfig) -> None:

@@ -107,7 +107,7 @@ def _drain(config: DrainConfig, notice: Notice) -> None:
 
 
 def _node(node_id: str | None) -> dict[str, Any]:
-    """What Ray knows of the node."""
+    """The node as Ray describes it."""
     import ray
 
     alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}

@@ -17,13 +17,13 @@ Points = Float[np.ndarray, "_ 2"]
 FEW_POINTS = 2
 """So few are no line, but dots."""
 MOST_POINTS = 160
-"""Of a line: more would only make the page larger."""
+"""Points of a line; more would only make the page larger."""
 WIDTH, HEIGHT = 440, 230
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 34
 BOX, GAP, LINE = 158, 30, 17
 """Width of a box of the flow, the gap between two, and the height of a line of text."""
 CHARACTERS = 21
-"""Of a line in a box."""
+"""Characters in a line of a box."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ MOST_TOKENS = 128
 """Limit of a text whose attention is drawn: the page grows with its square, for every head."""
 
 Found = dict[str, Any]
-"""What a section shows, as JSON."""
+"""The content of a section, as JSON."""
 Heads = Callable[[str], "Predictor"]
 """Name of a task → the model with its head."""
 
@@ -146,7 +146,7 @@ def _shared(name: str) -> str:
 
 
 def summary(sections: dict[str, Found]) -> list[str]:
-    """What the page shows, in a few lines per section."""
+    """The page's content in a few lines per section."""
     return [
         line for name, section in sections.items() for line in SECTIONS[name].summarize(section)
     ]

@@ -29,7 +29,7 @@ FLOPS_LENGTH = 512
 
 @dataclass(frozen=True, kw_only=True)
 class ListConfig:
-    """What to list."""
+    """Which list to print."""
 
     what: Listed | None = None
     """`variants` of the encoder, `tasks` with their rows and options, `formats` of labelled sets,

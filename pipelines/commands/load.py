@@ -21,7 +21,7 @@ import numpy as np
 from bert_core.wording import in_one_line, shortened
 
 OK = "ok"
-"""What an answered request counts as; others count as their status or kind of failure."""
+"""Outcome of an answered request; other outcomes are its status or kind of failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,10 @@ class Measured:
     """The requests of one loop."""
 
     latencies_ms: list[float] = field(default_factory=list)
-    """Of answered requests."""
+    """Latencies of answered requests."""
     outcomes: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
-    """What the first of each kind of failure said."""
+    """Kind of failure → the message of its first request."""
     duration_s: float = 0.0
     client_cpu_s: float = 0.0
     """CPU time that asking took: near `duration_s`, the asking is what is slow."""

@@ -61,9 +61,9 @@ KINDS = {
 """Kind of curve → its title; as many as `CURVES`."""
 COLOURS = 6
 SECTION_LEVEL = 2
-"""Of the headings of sections."""
+"""Level of the sections' headings."""
 LEAST_SHARE = 0.005
-"""Of a run's time, for an activity to be shown."""
+"""Smallest share of a run's time at which an activity is shown."""
 _RULERS = re.compile(r"(\W)\1{3,}")
 
 
@@ -178,7 +178,7 @@ def write_report(
 
 
 def summary(runs: Sequence[Run]) -> list[str]:
-    """What was learnt, in words; runs of one stage are distinguished by their names."""
+    """The results in words; runs of one stage are distinguished by their names."""
     scratch, worth = _worth_of_pretraining(runs)
     texts = [(run, worth if run is scratch else run.sentence) for run in runs]
     stages = Counter(run.stage for run, text in texts if text and run is not scratch)
@@ -195,7 +195,8 @@ def _short_name(run: Run) -> str:
 
 
 def _worth_of_pretraining(runs: Sequence[Run]) -> tuple[Run | None, str]:
-    """Of two fine-tunings that differ in that alone: the one from random weights, and in words."""
+    """Compare two fine-tunings that differ only in pretraining: the one from random weights, and
+    the difference in words."""
     tuned = [run for run in runs if run.stage == "finetune" and run.counts.get("seeds")]
     for scratch in tuned:
         for other in tuned:

@@ -69,7 +69,7 @@ class Run:
 
     @property
     def result(self) -> str:
-        """What it came to, in one line."""
+        """The stage's result in one line."""
         return self.manifest.line or first_counts(self.counts)
 
     @property
@@ -184,7 +184,7 @@ class Store:
                     yield self._downloaded(stored)
 
     def _digests(self, run_id: str) -> frozenset[str]:
-        """Those of its output, from its manifest alone; none if it has no manifest."""
+        """Digests of the run's output, from its manifest alone; none if it has no manifest."""
         if all(file.path != NAME for file in self._client.list_artifacts(run_id)):
             return frozenset()
         with tempfile.TemporaryDirectory(prefix="raybert-report-") as folder:

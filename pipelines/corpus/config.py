@@ -30,7 +30,7 @@ class CorpusConfig:
     text_column: str = "text"
     """Column that holds the document, in JSON, CSV, TSV and Parquet."""
     errors: Errors = "fail"
-    """What to do about an unreadable document: `fail` the run, or count it and `skip` it."""
+    """How to treat an unreadable document: `fail` the run, or count it and `skip` it."""
     held_out_share: ShareBelowOne = 0.02
     """Share of the documents held out of training, to measure the model on."""
 

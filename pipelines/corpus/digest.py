@@ -56,8 +56,8 @@ def _as_input(corpus: Corpus, digests: Mapping[CorpusFile, str]) -> DatasetInput
 
 
 def _digests(corpus: Corpus, config: StageConfig) -> dict[CorpusFile, str]:
-    """What each file contributes to the digest: its sha256, its weight if there are weights, and
-    its suffixes."""
+    """Each file's contribution to the digest: its sha256, its weight if there are weights, and its
+    suffixes."""
     weights = corpus.config.weight if corpus.config.weights else None
     return {
         file: " ".join(

@@ -47,7 +47,7 @@ LARGEST_MODULE_BYTES = 512 << 10  # larger ones are tables and generated code
 SHORTEST_OPENING = 80  # characters
 SHORTEST_SUMMARY = 20
 FORMAT = 2
-"""Of the folder: a new one is made where an older version left other files."""
+"""Version of the folder's format: if an older version left other files, a new folder is made."""
 
 
 @dataclass(frozen=True, kw_only=True)

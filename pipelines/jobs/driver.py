@@ -1,7 +1,7 @@
-"""What a stage also does when it runs as a job, however it was submitted.
+"""Runs a stage as a job, however it was submitted.
 
-Its log is copied to the output, since those of a cluster go with it; it ends in good order when the
-job is stopped; and it says where it runs on other versions than it was submitted with.
+The stage's log is copied to the output, since a cluster's own logs are lost with it. When the job
+is stopped, the stage ends in good order. It reports versions that differ from the submitter's.
 """
 
 import os

@@ -20,7 +20,7 @@ OF_A_DRIVER = "job-driver-"
 COPY_EVERY_S = 60.0
 NODES_TIMEOUT_S = 20.0
 MOST_BYTES = 64 << 20
-"""Of a longer log the end is copied."""
+"""Largest part of a log that is copied; of a longer log it is the end."""
 
 Sizes = dict[str, int]
 """Log → its size in bytes when it was last copied."""

@@ -1,4 +1,4 @@
-"""What is sent with a job: raybert's own code, its configs, and a folder of the user's if given.
+"""Packages what is sent with a job: raybert's code, its configs, and the user's folder if given.
 
 The code is a package named by the hash of what is in it, so that the same code is sent once. It is
 a wheel in everything but its name: of a file called `.whl`, Ray would have pip install all that it
@@ -115,7 +115,7 @@ def _renamed(word: str, named: Mapping[str, str]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Those of this machine that a job may depend on; a client has no torch."""
+    """Versions on this machine that a job may depend on; a client has no torch."""
     import platform
 
     installed = {"python": platform.python_version(), "raybert": code_version()}

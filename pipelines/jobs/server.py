@@ -105,7 +105,7 @@ class JobServer:
         return self._ask(question, min(patience_s, self._patience_s)) or ""
 
     def tail(self, job_id: str) -> AsyncIterator[str]:
-        """What a job has printed, from the beginning, and prints; may end or fail at any time."""
+        """Stream a job's output from its beginning; the stream may end or fail at any time."""
         return self._client.tail_job_logs(job_id)
 
     def submit(self, **request: Any) -> None:
@@ -131,7 +131,7 @@ class JobServer:
         self._ask(lambda: self._client._upload_package(uri, path, False, is_file=True))
 
     def versions(self) -> dict[str, str]:
-        """Those of Python and Ray on the head."""
+        """Versions of Python and Ray on the head."""
         answer = self._ask(lambda: self._get("/api/v0/cluster_metadata"))
         return {"python": answer["pythonVersion"], "ray": answer["rayVersion"]}
 

@@ -44,7 +44,7 @@ class Submission:
     config: Any
     """The stage's config; None for another command, or if its file is only on the cluster."""
     digest: str
-    """Of the stage, what determines its output, and the output."""
+    """Digest of the stage, of all that determines its output, and of the output's path."""
 
     @property
     def id(self) -> str:
@@ -58,7 +58,7 @@ class Submission:
 
 
 def submission_of(command: Sequence[str], folder: str) -> Submission:
-    """What a command line means when it is run in `folder`.
+    """Parse a command line as if it were run in `folder`.
 
     Raises: ConfigError if the stage would refuse it, or its output is inside the job's own folder.
     """

@@ -1,1 +1,1 @@
-"""What every stage builds on: its folder and digest, Ray, distributing work, progress."""
+"""The base of every stage: its folder and digest, Ray, distributing work, progress."""

@@ -61,8 +61,8 @@ def _requested(bundles: list[dict[str, float]]) -> Iterator[None]:
 
 
 def _lacking(workers: int, threads: int, gpus: Gpus) -> tuple[str | None, bool]:
-    """What the cluster lacks, and what can be lowered, or None for nothing; and whether there is a
-    GPU for each worker."""
+    """Name what the cluster lacks and what can be lowered (None if it lacks nothing), and say
+    whether there is a GPU for each worker."""
     import ray
 
     has = ray.cluster_resources()

@@ -162,7 +162,7 @@ def _job_config() -> dict[str, Any]:
 
 
 def job_metadata() -> dict[str, str]:
-    """What the job that this process is part of was submitted with; empty outside of a job."""
+    """Metadata that this process's job was submitted with; empty outside of a job."""
     return _job_config().get("metadata", {})
 
 

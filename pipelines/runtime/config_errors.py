@@ -1,4 +1,4 @@
-"""What is wrong with a command line or a config, in one line: the field, what it wanted, what came.
+"""Explains a fault of a command line or config in one line: its field, what was wanted, what came.
 
 jsonargparse reports it in terms of Python types; a user knows fields.
 """
@@ -57,7 +57,8 @@ def explained(message: str, config: type, prog: str, known: Iterable[str]) -> st
 
 
 def _meant(name: str, config: type, known: Iterable[str]) -> str:
-    """What an unknown name may mean: what others call so, or else the nearest name of ours."""
+    """Suggest a meaning for an unknown name: our name for another tool's option, or else the
+    nearest of our names."""
     ours = ELSEWHERE.get(name.rpartition(".")[2].replace("-", "_"), Ours())
     flag = next((flag for flag in ours.flags if _hint(config, flag) is not None), None)
     if flag is not None:

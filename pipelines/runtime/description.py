@@ -1,6 +1,4 @@
-"""What the record says of a stage's run besides its figures: its name, the command that repeats it,
-and what it was made from.
-"""
+"""The text of a run's record: its name, the command that repeats it, and its inputs."""
 
 import getpass
 import json
@@ -42,7 +40,7 @@ _EARLIER_CARDS = {"prepare": CARD_OF_DATA, "vocab": CARD_OF_VOCABULARY}
 MODEL_PAGE = "the model card"
 """Title of the page of a registered model, which shows its card."""
 STARTED = "started.json"
-"""What a stage writes into its output before its work: its command, and where its inputs are."""
+"""File that a stage writes into its output before its work: its command and its inputs."""
 _SEE = "See "
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
 _COMMON = ("/", "runs")
@@ -107,7 +105,7 @@ def _written(value: Any) -> str:
 
 
 def source_tags(stage: str, code_version: str) -> dict[str, str]:
-    """What MLflow's page shows as who ran which code."""
+    """Tags from which MLflow's page shows who ran which code."""
     commit = code_version.partition("+")[2]
     return {
         "mlflow.source.type": "LOCAL",

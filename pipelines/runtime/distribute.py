@@ -103,7 +103,7 @@ def _answers(
     config: StageConfig,
     watch: "_Watch",
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """What a pool of actors answers for the items with these indices, in any order."""
+    """Yield a pool of actors' answers for the items with these indices, in any order."""
     import ray
 
     # NOTE: not `range`: reading it is a separate operator, which half the CPUs are reserved for.

@@ -31,7 +31,7 @@ if sys.version_info < (3, 11):
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """What the launcher's file says of its hosts."""
+    """The hosts that the launcher's file describes."""
 
     head: str
     workers: tuple[str, ...]

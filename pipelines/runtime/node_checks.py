@@ -1,7 +1,7 @@
-"""What must be right on a machine before work is given to it.
+"""Checks a machine before work is given to it.
 
-A check takes a machine and this one, and returns what there is. It raises ResourceError where
-something is wrong, with the command that mends it.
+A check takes a machine and this one, and returns what it found. If something is wrong, it raises
+ResourceError with the command that mends it.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def _release(text: str | None) -> str | None:
 
 
 def check_gpus(node: Node, here: Node) -> str:
-    """What the driver lists, torch can use and Ray gives out."""
+    """Compare the GPUs that the driver lists, torch can use and Ray schedules."""
     if node.torch_gpus < node.gpus:
         raise ResourceError(
             f"wanted torch to use {node.gpus} NVIDIA GPUs, it can use {node.torch_gpus}: install "
@@ -146,7 +146,7 @@ BY_SSH: dict[str, NodeCheck] = {
     **{name: check for name, check in NODE_CHECKS.items() if name != "connections"},
     "ports": check_ports,
 }
-"""Of a host that Ray may not run on yet."""
+"""Checks of a host on which Ray may not run yet."""
 REACH_BY_SSH = (
     "start the host and its sshd, let it admit ssh_user with ssh_private_key, or correct its "
     "address in the file"

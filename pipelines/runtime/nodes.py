@@ -42,7 +42,7 @@ class Node:
 
     host: str = ""
     versions: dict[str, str | None]
-    """Of Python and the packages; None for one that is not installed."""
+    """Versions of Python and the packages; None for a package that is not installed."""
     gpus: int = 0
     """NVIDIA GPUs, as the driver lists them."""
     torch_gpus: int = 0
@@ -62,8 +62,7 @@ class Node:
     exposed: Sequence[str] = ()
     """Files with keys that others on the machine can read."""
     taken: Sequence[str] = ()
-    """Of the ports that it was asked about, those that a process listens on that is not Ray's, with
-    that process."""
+    """The queried ports on which a process other than Ray's listens, with that process."""
     clock_s: float = 0.0
     """Seconds since 1970, when it answered."""
     ahead_s: float | None = None

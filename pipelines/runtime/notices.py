@@ -96,7 +96,7 @@ def _until(moment: datetime) -> float:
 
 
 def _ask(path: str, headers: dict[str, str], *, method: str = "GET") -> str:
-    """What the service answers.
+    """The service's answer.
 
     Raises: FileNotFoundError for 404; another OSError for any other error, or no answer.
     """

@@ -1,6 +1,6 @@
-"""What an option of transformers' Trainer, its example scripts or of its peers is called here.
+"""Our names for options of transformers' Trainer, its example scripts and similar tools.
 
-For whoever types a name from there, and for the page of the guides that lists them.
+Used when someone types such a name, and for the page of the guides that lists them.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ours:
-    """What there is instead of an option of others."""
+    """Our counterpart of another tool's option."""
 
     flags: tuple[str, ...] = ()
     """Our names, as different stages have them; none if there is no such option."""

@@ -1,6 +1,6 @@
-"""What a stage checks before it reads or computes anything, so that it fails in seconds.
+"""Checks that a stage makes before it reads or computes anything, so that it fails in seconds.
 
-Of an output that is complete nothing is checked: its stage is skipped.
+If the output is complete, nothing is checked: the stage is skipped.
 """
 
 from bert_core import files, storage

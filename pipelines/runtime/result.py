@@ -47,7 +47,7 @@ class Counts(ABC):
     @property
     @abstractmethod
     def sentence(self) -> str:
-        """What was learnt, for a reader who knows neither the stage nor its figures."""
+        """The result in a sentence, for a reader who knows neither the stage nor its figures."""
 
     @property
     def headline(self) -> Headline | None:
@@ -60,7 +60,7 @@ C = TypeVar("C", bound=Counts)
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Generic[C]):
-    """What a stage's work returns."""
+    """The result of a stage's work."""
 
     outputs: dict[str, Output]
     """The files that make up the output, by their path inside it."""

@@ -39,7 +39,7 @@ from tracking.runs.spool import read_run
 from tracking.store.server import tracking_uri, without_password
 
 MISTAKES = (ConfigError, CorpusError, FormatError, InputError)
-"""What is wrong with a command or its inputs: a start that these end is refused, not failed."""
+"""Errors of a command or its inputs: a start that one of them ends is refused, not failed."""
 
 
 def run_stage(

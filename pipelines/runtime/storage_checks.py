@@ -14,7 +14,7 @@ from bert_core.errors import RaybertError, ResourceError
 PROBE = ".probe-"
 """Begins the names of the files that are written here; of no run's output."""
 RECORD_BYTES = 1 << 20
-"""What a run without many points and pictures records."""
+"""Size of the record of a run without many points and pictures."""
 PARTS_BYTES = 16 << 20
 """More than a store takes in one piece: such a file is uploaded in parts."""
 

@@ -1,5 +1,5 @@
-"""What is in the output of a stage: whether a finished one is whole, and what an unfinished one has
-saved that another start would lose.
+"""Inspects a stage's output: whether a finished one is whole, and what an unfinished one has saved
+that another start would lose.
 """
 
 import re
@@ -45,7 +45,7 @@ def _is_bookkeeping(path: str) -> bool:
 
 
 def in_words(saved: list[str]) -> str:
-    """What was saved: the newest checkpoint if there is one, or else how many files."""
+    """Describe what was saved: the newest checkpoint if there is one, or else how many files."""
     checkpoints = [match for path in saved if (match := _CHECKPOINT.search(path))]
     if checkpoints:
         newest = max(checkpoints, key=lambda match: (int(match[1] or 0), int(match[3])))

@@ -1,4 +1,4 @@
-"""What runs in Ray Train's controller, and how the driver starts and stops it."""
+"""The part that runs in Ray Train's controller, and how the driver starts and stops it."""
 
 import logging
 import time

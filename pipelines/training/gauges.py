@@ -1,4 +1,4 @@
-"""What Prometheus sees of a training run: gauges of Ray Train's controller.
+"""Gauges of a training run for Prometheus, set by Ray Train's controller.
 
 The metrics agent of its node exports them as `ray_raybert_train_…`. It forgets gauges
 that are not set again for twice the interval of its exports (10 s), so a thread sets them again:

@@ -28,7 +28,7 @@ MEASURED_ROWS = 256
 
 @dataclass(frozen=True)
 class LabelledRank:
-    """What a rank needs to train on labelled sets."""
+    """A rank's data and settings for training on labelled sets."""
 
     config: LabelledTrainingConfig
     place: RankPlace

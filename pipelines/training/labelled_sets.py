@@ -69,7 +69,7 @@ class Parts:
     """As the training rows define it."""
     rows: dict[str, list[dict[str, Any]]]
     read: dict[str, "Remarks"]
-    """What was left out or changed when they were read, of training rows with selection rows."""
+    """Changes and omissions while reading, training rows and selection rows together."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class LabelledSet:
 
     rows: list[dict[str, Any]]
     windows: "list[Window]"
-    """Of training rows, only windows that have something to learn from."""
+    """Windows of the rows; of training rows, only those that have something to learn from."""
     cut: int
     """Number of rows whose windows lack a part of the input, or the answer."""
     plain: "Sequence[Window]" = ()
-    """Of rows that measure a model, the windows of their plain inputs, if they have others."""
+    """Windows of the plain inputs of rows that measure a model, if those differ."""
     read: "Remarks" = field(default_factory=dict)
-    """What was left out or changed when the rows were read."""
+    """Changes and omissions while the rows were read."""
 
     @property
     def left_out(self) -> int:

@@ -1,4 +1,4 @@
-"""What a training run leaves in its folder: mainly the points of its curves.
+"""The records that a training run leaves in its folder: mainly the points of its curves.
 
 A worker reports them, the controller writes them (`RunRecorder`), the driver reads them.
 """
@@ -27,8 +27,8 @@ Records = list[tuple[int, dict[str, float]]]
 """Points of curves: (global step, numbers)."""
 
 Notice = Literal["nothing", "checkpoint", "stop"]
-"""What to do: write a checkpoint, since a worker's node is about to be preempted (once per node);
-or write a checkpoint and stop."""
+"""Request to a worker: write a checkpoint, since a worker's node is about to be preempted (once
+per node); or write a checkpoint and stop."""
 
 Report = Callable[[Records, bool], Notice]
 """Takes the points since the last report, and whether this report is the last. Collective."""

@@ -100,7 +100,7 @@ class AugmentationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherStudent:
-    """What teacher and student are built from, on every rank."""
+    """The configs and weights from which every rank builds teacher and student."""
 
     names: dict[str, str]
     """The user's references for the bundles of `teacher` and `model`, for messages."""
@@ -227,7 +227,7 @@ class TeacherStudent:
         }
 
     def lineage(self, teacher: "Bundle", start: "Bundle") -> dict[str, Any]:
-        """What the student learns from and starts from; `start` is the result of `load_student`."""
+        """The student's teacher and start; `start` is the result of `load_student`."""
         lineage: dict[str, Any] = {"stage": "distill", "from_scratch": self.from_scratch}
         if start.state:
             lineage |= {"parent": start.digest, "parent_lineage": start.lineage}

@@ -1,4 +1,4 @@
-"""What one training worker does, on Ray Train or in this process.
+"""The work of one training worker, on Ray Train or in this process.
 
 It reads in the order of the flow: place, data, model, then steps with their reports and
 checkpoints.
@@ -288,7 +288,7 @@ def started(training: Training) -> Start:
 
 @dataclass(frozen=True)
 class Due:
-    """What to do after a step."""
+    """Actions that are due after a step."""
 
     measurement: bool
     checkpoint: bool
@@ -297,7 +297,7 @@ class Due:
 
 
 def due_after(step: Step, training: Training) -> Due:
-    """What is due; the last step always has everything."""
+    """The actions due after a step; after the last step they are all due."""
     config = training.config
     measurement = step.last or _is_due(step.index, training.measure_every_steps)
     checkpoint = measurement or _is_due(step.index, config.checkpoint_every_steps)

@@ -36,7 +36,7 @@ def remember_served(
 
 
 def last_served(reference: Reference, deployed: str | None, *, uri: str) -> Served | None:
-    """What was remembered last; None for nothing."""
+    """The version that was remembered last; None if none was."""
     with suppress(OSError, ValueError, TypeError):
         return Served(**files.read_json(str(_served_path(reference, deployed, uri))))
     return None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CONFIG, RECORD = "config.json", "raybert.json"
 _HELD: defaultdict[Path, list[CacheEntry]] = defaultdict(list)
-"""What of the cache this process uses."""
+"""Cache entries that this process uses, by path."""
 
 
 def release(folder: Path) -> None:

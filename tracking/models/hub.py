@@ -133,8 +133,8 @@ def on_this_machine(folder: Path) -> Path:
 
 
 def origin(folder: Path) -> dict[str, str]:
-    """What the lineage of a bundle says of where on the hub it is, `{"hub": "owner/name@commit"}`;
-    nothing of a folder outside the hub's cache."""
+    """A bundle's location on the hub for its lineage, `{"hub": "owner/name@commit"}`; empty for a
+    folder outside the hub's cache."""
     match = _SNAPSHOT.search(folder.as_posix())
     return {} if match is None else {"hub": str(_of_snapshot(match))}
 

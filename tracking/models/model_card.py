@@ -25,7 +25,7 @@ REMARKS = ("rows_cut", "rows_with_empty_text", "broken_lines_left_out", "rows_le
 """Counts of an evaluation: rows that were changed or left out."""
 
 _BARE_KEY = re.compile(r"[\w-]+", re.ASCII)
-"""Of TOML: any other is in quotes."""
+"""TOML keys that need no quotes."""
 
 Classes = Mapping[str, Mapping[str, float]]
 

@@ -1,4 +1,4 @@
-"""What MLflow runs for `models:/<name>@champion`: a bundle behind the pyfunc interface.
+"""The code that MLflow runs for `models:/<name>@champion`: a bundle behind the pyfunc interface.
 
 "Model from code": MLflow copies this file next to the bundle and executes it when the model is
 loaded, so nothing is pickled. Loading it requires raybert.

@@ -113,7 +113,7 @@ NOT_COMPARED = Comparison()
 
 @dataclass(frozen=True)
 class Publication:
-    """What `publish` did."""
+    """The outcome of `publish`."""
 
     version: Version
     is_new: bool
@@ -398,7 +398,7 @@ def _store(
 
 
 def _stored_name(bundle: Path) -> str:
-    """What a bundle's folder is called inside MLflow's model, where it becomes part of URIs."""
+    """Name of a bundle's folder inside MLflow's model, where it becomes part of URIs."""
     return bundle.name if _SAFE_IN_URIS.fullmatch(bundle.name) else "bundle"
 
 

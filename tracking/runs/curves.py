@@ -28,7 +28,7 @@ class Curve:
     """A metric over the steps of a run, for each of its seeds."""
 
     kind: str
-    """Of `metric_names.CURVES`."""
+    """A kind in `metric_names.CURVES`."""
     name: str
     seeds: list[Float[np.ndarray, "_ 2"]]
     """Steps and values."""

@@ -26,14 +26,14 @@ FORMAT_VERSION = 1
 LONG_S = 1800.0
 """From here on a run is so long that where its time went is told."""
 CLUSTER, DEFAULT = "cluster", "default"
-"""What prices are for: the whole cluster, or a node of a kind that has no price of its own."""
+"""Keys of prices: the whole cluster, or a node of a kind that has no price of its own."""
 _BEGAN, _NUMBER, _STEPS = "began_s", "number", "steps"
 
 
 def clock_metrics(
     began_s: float, number: int, steps: int, spent_s: Mapping[str, float]
 ) -> dict[str, float]:
-    """What a point of the curves carries besides its metrics.
+    """The clock's metrics, which a point of the curves carries besides its own.
 
     Args:
         began_s: when the clock began, in seconds since 1970.
@@ -54,13 +54,13 @@ class Goodput:
     until_s: float
     """Up to when its time is counted."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of each of `metric_names.ACTIVITIES`."""
+    """Seconds of each of `metric_names.ACTIVITIES`."""
     steps: int = 0
     """Optimizer steps that were kept; each counts once."""
     recomputed_steps: int = 0
     """Steps that were done again after a checkpoint, since they were lost."""
     last_step: int = 0
-    """Of the record: the furthest that was reported."""
+    """The furthest step that was reported to the record."""
     most_steps: int | None = None
     """The value of `last_step` at which the run ends, if a number of steps says so."""
     most_s: float | None = None
@@ -68,7 +68,7 @@ class Goodput:
     prices_usd: dict[str, float] = field(default_factory=dict)
     """USD per hour of `CLUSTER`, or of a node by its kind."""
     nodes: dict[str, int] = field(default_factory=lambda: {CLUSTER: 1})
-    """What is used now, by the names of the prices."""
+    """Nodes in use now, by the names of the prices."""
     node_seconds: dict[str, float] = field(default_factory=dict)
     """How long each of them was used, over all starts."""
     clocks: dict[str, int] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Goodput:
 
     @property
     def _training_s(self) -> float:
-        """What a run that nothing happens to would have needed for its steps so far."""
+        """Seconds that an undisturbed run would have needed for its steps so far."""
         needed = (names.COMPUTING, names.WAITING_FOR_DATA, names.CHECKPOINTING, names.MEASURING)
         return sum(self.seconds.get(activity, 0.0) for activity in needed)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from bert_core.data.splits import TRAIN
 
 LOSS = "loss"
-"""What is minimised: the weighted sum of the losses of all parts."""
+"""The minimised loss: the weighted sum of the losses of all parts."""
 MLM_LOSS, MLM_ACCURACY, NSP_ACCURACY = "mlm_loss", "mlm_accuracy", "nsp_accuracy"
 PERPLEXITY = "perplexity"
 TASK = "task"
@@ -38,7 +38,7 @@ ACTIVITIES = {
     FINISHING: "after the last step: the bundle",
     STOPPED: "no driver ran",
 }
-"""What the wall time of a run is divided into, and what each part is."""
+"""The activities into which a run's wall time is divided, and their meanings."""
 GOODPUT, WALL_S, COST_USD = "goodput", "wall_s", "cost_usd"
 RECOMPUTED_STEPS = "recomputed_steps"
 CLOCK = "clock"
@@ -74,7 +74,7 @@ MEANINGS = {
     UNIGRAM_LOSS: "Loss of masked words if only their frequencies were known",
     UNIGRAM_ACCURACY: "Accuracy of always predicting the most frequent word",
 }
-"""What each metric with a bare name is, for documentation and for Prometheus."""
+"""Meanings of the metrics with a bare name, for documentation and for Prometheus."""
 
 CURVES = {
     "scores": ("score", f"/{TASK}/"),

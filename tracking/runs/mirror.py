@@ -27,7 +27,7 @@ COPY_EVERY_S = 5.0
 LEAST_PAUSE = 20
 """Least pause between two copies, in units of the time that the last one took."""
 FOR_PEOPLE = (".md", ".png", ".log")
-"""What else belongs to a record: cards, pictures, logs."""
+"""Endings of other files in a record: cards, pictures, logs."""
 
 
 class Mirror(threading.Thread):

@@ -1,4 +1,4 @@
-"""What a stage recorded, on local disk: the original that MLflow gets a copy of.
+"""A stage's record on local disk: the original that MLflow gets a copy of.
 
 A folder (a stage's run folder) has three files:
 
@@ -81,7 +81,7 @@ class Run:
     session: int = 0
     """How many times the folder has been opened for writing."""
     untold: tuple[Note, ...] = ()
-    """What MLflow has yet to receive."""
+    """Notes that MLflow has yet to receive."""
     format_version: int = FORMAT_VERSION
 
 

@@ -33,7 +33,7 @@ class SystemMetrics:
         self._first = psutil.net_io_counters()
 
     def read(self) -> dict[str, float]:
-        """What there is to record now: nothing if the last reading is not `EVERY_S` old."""
+        """The readings to record now: none if the last is less than `EVERY_S` old."""
         if time.monotonic() < self._due_s:
             return {}
         self._due_s = time.monotonic() + EVERY_S

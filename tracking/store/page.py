@@ -1,4 +1,4 @@
-"""What MLflow's page shows of an experiment without a click: its kind, and the columns of its runs.
+"""Sets the kind and the columns of an experiment on MLflow's page.
 
 The page keeps both in tags of the experiment, in formats of its own: those of MLflow 3.17.
 """
@@ -55,7 +55,7 @@ def experiment_tags() -> dict[str, str]:
 
 
 def missing_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """What an experiment with these tags lacks; a kind that somebody chose stays."""
+    """The tags that an experiment lacks; a kind that somebody chose stays."""
     return {
         key: value
         for key, value in experiment_tags().items()

@@ -297,8 +297,10 @@ def _silent(uri: str, reason: str) -> ResourceError:
 
 
 def in_short(reason: str) -> str:
-    """What a library says of a connection, by the cause that it names last: `Connection refused`
-    of `HTTPConnectionPool(…): Max retries exceeded … Connection refused'))`."""
+    """A library's message about a connection, shortened to the cause that it names last.
+
+    `HTTPConnectionPool(…): Max retries exceeded … Connection refused'))` → `Connection refused`.
+    """
     named = re.findall(r"\[Errno -?\d+\] [^'\")]+|timed out|CERTIFICATE_VERIFY_FAILED[^)]*", reason)
     return named[-1].strip() if named else first_line(reason)
 

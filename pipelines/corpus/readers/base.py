@@ -35,7 +35,7 @@ class CorpusFile:
     source: int
     size_bytes: int
     format: str
-    """What its contents are, or its name says: an ending of a reader, such as `jsonl`."""
+    """Format of its contents, or else of its name: an ending of a reader, such as `jsonl`."""
     compression: str | None
     split_column: str | None = None
 
