@@ -40,12 +40,12 @@ class Headline:
     label: str
     value: str
     beside: str = ""
-    """What to hold the value against."""
+    """The value to compare it with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a stage made, from which inputs and with which settings."""
+    """A record of a finished stage: its inputs, settings and outputs."""
 
     stage: str
     """The stage's name: `prepare`, `pretrain`, …"""
@@ -65,8 +65,8 @@ class Manifest:
     counts: dict[str, Any] = field(default_factory=dict)
     """Figures about the result for people to read: rows, tokens, losses, seconds."""
     line: str = ""
-    """What the stage came to, in a few words; this and what follows is informative, not in the
-    digest. Older versions wrote none of it."""
+    """The outcome in a few words; this and the fields below are informative, not in the
+    digest. Older versions wrote none of them."""
     sentence: str = ""
     """The same for a reader who knows neither the stage nor its figures."""
     headline: Headline | None = None
@@ -103,7 +103,7 @@ def entries_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def _sha256(entries: dict[str, Any]) -> str:
-    """That of the manifest's other entries, in one order."""
+    """sha256 of the manifest's other entries, in one order."""
     # Parsed again, since keys that are numbers become text, which has another order.
     text = json.dumps(json.loads(json.dumps(entries)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -27,7 +27,7 @@ from bert_core.wording import one_of, shown
 
 KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
 KINDS |= {types.NoneType: "null", list: "a list", tuple: "a list", dict: "an object"}
-"""What messages call the values of a type."""
+"""Type → the name of its values in messages."""
 
 MOST_BYTES = 128 << 20
 """Largest JSON file or vocabulary; the tokenizer.json of XLM-V, with 900,000 tokens, has half."""

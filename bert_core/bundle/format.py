@@ -77,13 +77,13 @@ __all__ = ["Bundle", "bundle_digest", "bundle_files", "load_bundle", "renew", "s
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a bundle says of its model, which is not needed to compute with it."""
+    """The facts about a model that a bundle holds beside what is needed to compute with it."""
 
     task: Task | None = None
     """None if the model was only pretrained, or its task is unknown here."""
     metrics: dict[str, float] = field(default_factory=dict)
     lineage: dict[str, Any] = field(default_factory=dict)
-    """What it was made from, as recorded by the stage that wrote it: digests of corpus, shards,
+    """The inputs it was made from, recorded by the stage that wrote it: digests of corpus, shards,
     parent bundle."""
     spent: dict[str, float] = field(default_factory=dict)
     """Where the time of the run that made it went, and what it cost; unlike the lineage, no two

@@ -25,7 +25,7 @@ class Execution(NamedTuple):
     engine: str
     """`torch`, or what runs a graph."""
     precision: str
-    """Of matrix products."""
+    """Precision of matrix products."""
 
     def __str__(self) -> str:
         return f"{self.engine} in {self.precision}"

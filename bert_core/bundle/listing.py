@@ -15,7 +15,7 @@ from bert_core.model.families import LAYOUTS
 from bert_core.model.hf import encoder_config_from_huggingface
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "added_tokens.json")
-"""What `Tokenizer.load` reads."""
+"""The files that `Tokenizer.load` reads."""
 # Without a family a config counts as BERT's, as in the oldest checkpoints, if it has these.
 _SIZES = {"hidden_size", "num_hidden_layers", "vocab_size"}
 # Other libraries' models, by a file that only they have.
@@ -93,7 +93,7 @@ def check_family(names: Collection[str], entries: Mapping[str, Any] | None) -> N
 
 
 def _to_convert(names: Collection[str]) -> str:
-    """What to do about weights for other libraries. Source: transformers 4.46.3 converts them with
+    """How to convert weights of other libraries. Source: transformers 4.46.3 converts them with
     their head, by the class that the config names; 5.23 reads neither, and AutoModel has no head.
     """
     option = next(

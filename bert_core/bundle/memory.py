@@ -14,11 +14,11 @@ from safetensors import safe_open
 from bert_core.errors import FormatError, ResourceError
 
 MOST_HEADER_BYTES = 2 << 20
-"""Of a safetensors file, some 20,000 tensors; DeBERTa-v2-xxlarge's has 0.1 MB."""
+"""Longest safetensors header, for some 20,000 tensors; DeBERTa-v2-xxlarge's has 0.1 MB."""
 FLOATING = re.compile("B?F[0-9]")
 """Names of safetensors' floating-point types."""
 SINGLE_BYTES = 4
-"""Of a number in fp32, as which every floating-point weight is loaded."""
+"""Size of a number in fp32, to which every floating-point weight is converted."""
 _LIMITED = {
     # Version of control groups: limit, use, and what of it the kernel can drop.
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

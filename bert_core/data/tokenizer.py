@@ -277,7 +277,7 @@ class Tokenizer:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _unusual_added_tokens(self) -> list[tokenizers.AddedToken]:
-        """Those that WordPiece gives other ids than BERT's special tokens do; that the white space
+        """The added tokens that change ids, unlike BERT's special tokens; whether white space
         beside a token belongs to it makes no difference."""
         return [
             token

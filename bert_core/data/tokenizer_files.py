@@ -39,7 +39,7 @@ ADDED, SETTINGS = "added_tokens.json", "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
 SEGMENTS = "token_type_ids"
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
-"""Of an added token."""
+"""Flags of an added token."""
 # Vocabulary files of other layouts, which are not read → how to make what is.
 _BY_TRANSFORMERS = (
     "with transformers, AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
@@ -216,7 +216,7 @@ class TokenizerFolder:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What `tokenizer_config.json` says."""
+        """The entries of `tokenizer_config.json`."""
         entries: dict[str, Any] = self.json(SETTINGS, dict[str, Any])
         for name, hint in _SETTINGS.items():
             as_type(hint, entries.get(name), self.path(SETTINGS), key=name)
@@ -236,7 +236,7 @@ class TokenizerFolder:
 
     @cached_property
     def special(self) -> dict[str, Any]:
-        """What `special_tokens_map.json` says."""
+        """The entries of `special_tokens_map.json`."""
         entries: dict[str, Any] = self.json(SPECIAL, dict[str, Any])
         for name, hint in _SPECIAL.items():
             as_type(hint, entries.get(name), self.path(SPECIAL), key=name)

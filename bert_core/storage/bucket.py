@@ -86,7 +86,7 @@ class Bucket:
         return replace(self._location, key=key).uri
 
     def read_first(self, key: str, count: int) -> tuple[Any, bytes]:
-        """What is known of an object (obstore's ObjectMeta), and up to `count` first bytes of it.
+        """An object's metadata (obstore's ObjectMeta), and up to `count` of its first bytes.
 
         A GET, since the answer to a HEAD does not say why it is refused.
         Raises: FileNotFoundError.
@@ -107,7 +107,7 @@ class Bucket:
         return self._retries.run(key, "read", request)
 
     def size(self, key: str) -> int | None:
-        """Of an object; None if it is missing."""
+        """Size of an object in bytes; None if it is missing."""
         from obstore.exceptions import BaseError
 
         def request() -> Any:

@@ -25,10 +25,10 @@ class StorageConfig:
     endpoint: str | None = None
     """Address of the server; None for the one of Amazon, Google or Azure."""
     region: str | None = None
-    """Of buckets on S3; None looks up each bucket's at Amazon."""
+    """Region of S3 buckets; None asks Amazon for each bucket's."""
     path_style: bool | None = None
-    """Whether S3's bucket is in the path of an address, not in its host; None for the usual place:
-    in the path if there is an endpoint."""
+    """Whether an S3 address has the bucket in its path rather than in its host; None puts it in the
+    path if there is an endpoint."""
     anonymous: bool = False
     """Whether requests are sent without credentials."""
     connect_timeout_s: float = 5.0

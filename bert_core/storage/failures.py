@@ -1,4 +1,4 @@
-"""What went wrong with a request: whether to repeat it, how to describe it, and the way out.
+"""Failed requests: whether to repeat one, how to describe it, and the way out.
 
 obstore's errors are texts; the statuses, S3's error codes and times are read from them.
 """
@@ -50,19 +50,19 @@ class Failure:
     """One failed request."""
 
     status: int | None
-    """Of the answer; None if there was none."""
+    """HTTP status of the answer; None if there was none."""
     code: str
     """S3's word for it, such as `SlowDown`; empty if the answer has none."""
     reason: str
     region: str
-    """The right one, if S3 says so."""
+    """The bucket's region, if S3 says that another was used."""
     elapsed_s: float
     retries: int
-    """By obstore, before it gave up."""
+    """Retries by obstore, before it gave up."""
     is_connecting: bool
-    """Whether no connection came about."""
+    """Whether no connection was made."""
     lacks_credentials: bool
-    """Whether it was the request for them that failed."""
+    """Whether the request for credentials failed."""
     is_permanent: bool
     lacks_object: bool
     """Whether the object is missing, and not the bucket or the upload of a part."""

@@ -1,4 +1,4 @@
-"""What a URI of an object store names."""
+"""URIs of object stores, parsed."""
 
 import re
 from dataclasses import dataclass

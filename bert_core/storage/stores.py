@@ -17,7 +17,7 @@ PIECE_BYTES = 8 << 20
 # A piece that moves more slowly than this has failed.
 _LEAST_BYTES_PER_S = 256 << 10
 _BACKOFF = {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=5), "base": 2}
-# Of what a credential provider returns: obstore calls it again after that.
+# Lifetime of credentials from a provider: obstore calls it again after that.
 _CREDENTIALS_LAST = timedelta(minutes=5)
 # Sources of credentials that obstore knows and that come before a profile.
 _BEFORE_A_PROFILE = (
@@ -145,7 +145,7 @@ class _Profile:
         return all(self.settings.get(key) for key in _KEYS)
 
     def provider(self, environment: Mapping[str, str]) -> Any:
-        """What obstore calls for credentials, again when they are about to expire."""
+        """The function that obstore calls for credentials, again when they are about to expire."""
         if self.has_keys:
             return _Keys(self, environment)
         try:
