@@ -78,6 +78,9 @@ class Tokenizer:
         self.inner = inner
         ids = inner.get_vocab(with_added_tokens=True)
         self._special = special_tokens(ids, stated, flagged(inner))
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
+            ids[self._special[token]] for token in SPECIAL_TOKENS
+        )
         if max(ids.values()) >= len(ids):
             raise FormatError(
                 f"tokenizer: wanted ids without a gap, {len(ids):,} tokens have ids up to "
@@ -290,26 +293,6 @@ class Tokenizer:
         return len(self.vocabulary)
 
     @property
-    def pad_id(self) -> int:
-        return self._id(PAD)
-
-    @property
-    def unk_id(self) -> int:
-        return self._id(UNK)
-
-    @property
-    def cls_id(self) -> int:
-        return self._id(CLS)
-
-    @property
-    def sep_id(self) -> int:
-        return self._id(SEP)
-
-    @property
-    def mask_id(self) -> int:
-        return self._id(MASK)
-
-    @property
     def mask_token(self) -> str:
         """The mark for a word to predict: `[MASK]`, or `<mask>`."""
         return self._special[MASK]
@@ -317,17 +300,12 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> np.ndarray:
         """Ids that are never masked and never drawn as a random replacement, ascending."""
-        return np.array(sorted({self._id(token) for token in SPECIAL_TOKENS}))
+        return np.array(sorted({self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id}))
 
     @property
     def id_type(self) -> pa.DataType:
         """The smallest Arrow type that holds every id."""
         return pa.uint16() if self.vocab_size <= 1 << 16 else pa.uint32()
-
-    def _id(self, token: str) -> int:
-        index = self.inner.token_to_id(self._special[token])
-        assert index is not None  # checked in __init__
-        return index
 
     @cached_property
     def separators(self) -> int:
