@@ -1,6 +1,6 @@
 """Object stores: `s3://`, `gs://`, `az://`. Opening, time-outs, retries, conditional writes.
 
-`bert_core.files` is what others use; this package is how it reaches a bucket. obstore makes the
+Other packages use `bert_core.files`, which reaches buckets through this one. obstore makes the
 requests. It is imported when the first bucket is opened: local files do without it.
 """
 
