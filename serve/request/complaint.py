@@ -62,6 +62,12 @@ def complaint(error: pydantic.ValidationError, shape: Shape = pydantic.BaseModel
     return f"{place}: wanted {_wanted(fault)}, got {shown(fault['input'])}"
 
 
+def unknown_key(where: str, key: str, names: Sequence[str]) -> str:
+    """The complaint about a key that is none of these names."""
+    known = f"some of {', '.join(names)}" if names else "none"
+    return f"{where}: wanted {known}, got {as_json(key)}{nearest(key, names)}"
+
+
 def _wanted(fault: Mapping[str, Any]) -> str:
     """What a value was to be, such as `a whole number`, from one of pydantic's `errors()`."""
     kind, context = fault["type"], fault.get("ctx", {})
@@ -86,8 +92,7 @@ def _about_key(shape: Shape, fault: Mapping[str, Any]) -> str:
     if fault["type"] == "missing":
         return f"{where}: wanted the key {as_json(key)}, it is missing"
     names = [field.alias or name for name, field in holder.model_fields.items()]
-    got = f"{as_json(key)}{nearest(str(key), names)}"
-    return f"{where}: wanted some of {', '.join(names)}, got {got}"
+    return unknown_key(where, str(key), names)
 
 
 def _holder(shape: Shape, path: Sequence[int | str]) -> tuple[Shape, str]:

@@ -20,7 +20,7 @@ from fastapi import Request, Response
 from bert_core.checks import Range, ranges_of
 from bert_core.errors import InputError, TooLongError
 from bert_core.tasks.base import Parameters
-from bert_core.wording import nearest, one_of, shortened, shown
+from bert_core.wording import one_of, shortened, shown
 from serve.model.answers import Answered
 from serve.model.card import Card
 from serve.model.shared_passes import passes_of_request
@@ -29,7 +29,7 @@ from serve.observe.records import Spent, record_of
 from serve.observe.tracing import add_spans
 from serve.request.accept import chosen
 from serve.request.auth import Caller
-from serve.request.complaint import complaint
+from serve.request.complaint import complaint, unknown_key
 from serve.request.errors import (
     CodingError,
     DeadlineError,
@@ -183,10 +183,7 @@ class Call:
         names = [field.name for field in fields(kind)]
         for name in values:
             if name not in names:
-                raise RequestError(
-                    f"{name}: this model has no such parameter, it has "
-                    f"{', '.join(names) or 'none'}{nearest(name, names)}: leave it out"
-                )
+                raise RequestError(f"{unknown_key('parameters', name, names)}: leave it out")
         check_top_k(values, self.model.limits)
         return parameters_of(kind, values)
 

@@ -17,6 +17,7 @@ from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.shapes import as_row
 from bert_core.wording import as_json, nearest, shown
 from serve.model.sizes import SMALL
+from serve.request.complaint import unknown_key
 from serve.request.errors import Error, RequestError
 from serve.request.limits import Limits, check_count
 from serve.surfaces import vectors
@@ -175,10 +176,7 @@ class Shapes:
         names = list(self._checked.model_fields)
         for name in values:
             if name not in names:
-                raise RequestError(
-                    f"parameters: wanted some of {', '.join(names)}, got {as_json(name)}"
-                    f"{nearest(name, names)}"
-                )
+                raise RequestError(unknown_key("parameters", name, names))
         return parameters_of(self._parameters, values, "parameters.")
 
 

@@ -206,7 +206,7 @@ def test_a_model_without_the_task_is_refused(
             "/invocations",
             {"inputs": ["a"], "params": {"max_answer_len": 3}},
             400,
-            "max_answer_len: this model has no such parameter, it has",
+            'top_k, function_to_apply, got "max_answer_len": leave it out',
         ),
         (
             "/invocations",
@@ -221,7 +221,7 @@ def test_a_model_without_the_task_is_refused(
                 "parameters": {"dimensions": 3},
             },
             400,
-            "dimensions: this model has no such parameter, it has",
+            'top_k, function_to_apply, got "dimensions": leave it out',
         ),
     ],
 )

@@ -173,7 +173,7 @@ INFER: dict[str, Sequence[Case]] = {
     "response_compression_algorithm": [Case("gzip"), Case("deflate")],
     "parameters": [
         Case({"function_to_apply": "none"}, other_scores),
-        Case({"functions": "none"}, "functions: this model has no such parameter"),
+        Case({"functions": "none"}, 'got "functions" (did you mean'),
     ],
 }
 BY_MODEL: dict[str, Sequence[Case]] = {
