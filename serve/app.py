@@ -48,7 +48,7 @@ def build(arguments: dict[str, Any]) -> Application:
 
 
 def perform(config: ServeConfig) -> None:
-    """What the command was asked to do, on the Ray cluster that this process is connected to.
+    """Do what the command asks, on the Ray cluster that this process is connected to.
 
     Raises: see `run` and `serve.cluster.commands`.
     """
@@ -133,7 +133,7 @@ def _announce(config: ServeConfig, models: Mapping[str, Deployable]) -> None:
 
 
 def _logs_folder() -> str:
-    """Where Ray Serve logs, on the machine that this process is on."""
+    """Folder of Ray Serve's logs on this machine."""
     # NOTE: Ray has no public way to it; `session_latest` may be somebody else's session.
     node = ray._private.worker._global_node
     return "logs/serve of the Ray session" if node is None else f"{node.get_logs_dir_path()}/serve"

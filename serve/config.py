@@ -26,14 +26,14 @@ from serve.request.limits import Limits
 from serve.request.local_hosts import is_loopback
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Of a model."""
+"""Name of a model."""
 _BETWEEN = re.compile(r",\s*|\s+(?=[^\s=/]+=)")
 """Commas, and white space before another name: a path may have spaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """How a model is served."""
+    """Settings of a served model."""
 
     num_replicas: PositiveInt = 1
     """Processes per model."""
@@ -50,13 +50,13 @@ class ModelSettings:
     num_gpus: NonNegativeFloat = 0.0
     """GPUs that a replica reserves; 0 computes on the CPU, a fraction shares one GPU."""
     backend: Literal["auto", "torch", "onnxruntime", "openvino"] = "auto"
-    """What computes: `torch` for bundles with weights, `onnxruntime` or `openvino` for exported
+    """Engine: `torch` for bundles with weights, `onnxruntime` or `openvino` for exported
     ones. `auto` measures on the task's examples those that may run the bundle, and takes the
     fastest."""
     precision: Literal["fp32", "bf16", "int8", "int8_bf16"] | None = None
-    """Of matrix products: `bf16` is faster on a GPU, or on a CPU with AMX, and scores differ from
-    the third digit on. By default fp32 for weights; a graph is run at those whose metrics passed
-    when it was exported."""
+    """Precision of matrix products: `bf16` is faster on a GPU, or on a CPU with AMX, and scores
+    differ from the third digit on. By default fp32 for weights; a graph is run at those whose
+    metrics passed when it was exported."""
     max_batch_tokens: PositiveInt = 2048
     """Maximum tokens per forward pass, padding included; a longer text gets its own pass."""
     max_wait_ms: NonNegativeFloat = 2.0
@@ -64,7 +64,7 @@ class ModelSettings:
     max_ongoing_requests: PositiveInt = 256
     """Maximum concurrent requests per replica, so that batches can fill; as many again may wait."""
     limits: Limits = field(default_factory=Limits)
-    """What is refused at once, before it costs anything."""
+    """Limits beyond which a request is refused at once, before it costs anything."""
     truncate: bool = False
     """Cut texts that are longer than the model reads, unless a request says otherwise; by default
     they are refused."""
@@ -72,8 +72,8 @@ class ModelSettings:
     """MiB of answers that a replica keeps, so that an input that was asked before is not computed
     again; 0 keeps none."""
     follow_s: NonNegativeFloat = 5.0
-    """How often the registry is asked whether an alias has moved, in which case its new version is
-    served without a failed request; 0 never."""
+    """Seconds between questions to the registry whether an alias has moved; its new version is then
+    served without a failed request. 0 never asks."""
     allow_other_labels: bool = False
     """Serve a version with other labels than the model was deployed with when its alias moves. By
     default it is refused, since clients may not know them, until the config is applied again."""
@@ -120,9 +120,9 @@ class ModelConfig(ModelSettings):
     """One model: a table `[models.<name>]` of the config file."""
 
     model: str
-    """Its reference."""
+    """The model's reference."""
     candidate: CandidateConfig | None = None
-    """What it is compared with."""
+    """The model that it is compared with."""
 
     def __post_init__(self) -> None:
         self._check()
@@ -132,7 +132,7 @@ class ModelConfig(ModelSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What to serve, and where; a base class only so that `--help` shows it first."""
+    """The models to serve, or another action; a base class so that `--help` shows it first."""
 
     models: dict[str, Any] | list[str] | str = ""
     """Models to serve, as name=reference, several as a list, with spaces or commas between them; a

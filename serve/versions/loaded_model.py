@@ -14,8 +14,7 @@ from serve.model.model import Model
 from serve.observe.records import NO_RECORDER, Recorder
 from serve.versions.comparison import Report
 from serve.versions.follower import Aim, Follower, ModelHolder, reason_of
-from serve.versions.plan import Candidate as CandidatePlan
-from serve.versions.plan import Plan, Source
+from serve.versions.plan import CandidatePlan, Plan, Source
 from serve.versions.slot import Candidate, Slot
 from tracking.models.answered import Served, last_served, remember_served
 from tracking.models.attempts import Attempt, attempt

@@ -1,4 +1,4 @@
-"""What a process is to serve: which model, and how.
+"""The plan of a process: the model that it is to serve, and how.
 
 A plan is data, so that Ray Serve can hold it as a deployment's `user_config` and hand a changed one
 to processes that run.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Which bundle to load."""
+    """The bundle to load."""
 
     reference: Annotated[
         Reference, pydantic.PlainValidator(Reference.parse), pydantic.PlainSerializer(str)
@@ -37,11 +37,12 @@ class Source:
     version: str | None = None
     """The version that the registry had when it was deployed; None elsewhere."""
     digest: str | None = None
-    """What the bundle must have, so that all processes have the same weights; None takes any."""
+    """Digest that the bundle must have, so that all processes have the same weights; None takes
+    any."""
     task: str | None = None
-    """What the model must be for; None takes any."""
+    """Task that the model must be for; None takes any."""
     labels: tuple[str, ...] | None = None
-    """What it must answer with, unless the plan allows others; None takes any."""
+    """Labels that the model must have, unless the plan allows others; None takes any."""
 
     @property
     def named(self) -> str:
@@ -78,13 +79,13 @@ class Runtime:
     backend: str = "auto"
     precision: str | None = None
     prefer: Execution | None = None
-    """What `auto` takes in every process, as it was measured where the model was deployed."""
+    """The choice of `auto` for every process, measured where the model was deployed."""
     max_batch_tokens: int = 2048
     max_wait_ms: float = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class CandidatePlan:
     """A second model that answers some of the requests."""
 
     source: Source
@@ -105,7 +106,7 @@ class Plan:
     cache_mib: int = 0
     follow_s: float = 5.0
     allow_other_labels: bool = False
-    candidate: Candidate | None = None
+    candidate: CandidatePlan | None = None
 
     def follows(self, source: Source) -> bool:
         """Whether another version may take the place of this one."""
@@ -175,7 +176,9 @@ def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
                 "or set allow_other_labels"
             )
         memory_bytes += rival.bundle.memory_bytes
-        candidate = Candidate(source=other, share=model.candidate.share, mode=model.candidate.mode)
+        candidate = CandidatePlan(
+            source=other, share=model.candidate.share, mode=model.candidate.mode
+        )
     runtime = Runtime(
         device="cuda" if model.num_gpus else "cpu",
         threads=model.threads,

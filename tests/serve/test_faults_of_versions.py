@@ -24,7 +24,7 @@ from bert_core.bundle.format import bundle_digest, load_bundle
 from bert_core.errors import FormatError
 from bert_core.inference.predictor import Predictor
 from serve.model.model import FAILURES
-from serve.versions.plan import Candidate
+from serve.versions.plan import CandidatePlan
 from serve.versions.slot import CALLER
 from tests.serve import live
 from tests.serve.faults import (
@@ -395,7 +395,7 @@ def test_a_plan_whose_model_fails_every_request_is_rolled_back(
 def test_a_candidate_that_fails_every_request_is_disabled_and_affects_nobody_else(
     versions: dict[str, Path], mode: Any
 ) -> None:
-    candidate = Candidate(source=live.plan_of(versions["3"]).source, share=1.0, mode=mode)
+    candidate = CandidatePlan(source=live.plan_of(versions["3"]).source, share=1.0, mode=mode)
     with live.hosted(live.plan_of(versions["1"], candidate=candidate)) as (model, url):
         live.eventually(lambda: model.slot.candidate is not None)
         chosen = {CALLER: "somebody"}  # whom a split gives the candidate

@@ -40,7 +40,7 @@ from serve.versions.comparison import Pairing, Tally, compared
 from serve.versions.comparison_runs import EXPERIMENT, CandidateRuns
 from serve.versions.follower import Aim
 from serve.versions.loaded_model import HostedModel
-from serve.versions.plan import PLAN, Candidate, Plan, Source, find
+from serve.versions.plan import PLAN, CandidatePlan, Plan, Source, find
 from tests import tiny
 from tests.serve import live
 from tracking.models.attempts import attempt
@@ -91,7 +91,7 @@ def card(url: str) -> Any:
 
 
 def test_a_plan_is_the_same_after_serve_has_kept_it(folders: list[Path]) -> None:
-    candidate = Candidate(source=live.plan_of(folders[1]).source, share=0.5, mode="split")
+    candidate = CandidatePlan(source=live.plan_of(folders[1]).source, share=0.5, mode="split")
     plan = live.plan_of(folders[0], limits=Limits(max_inputs=3), candidate=candidate, cache_mib=2)
     assert PLAN.validate_python(PLAN.dump_python(plan, mode="json")) == plan
 
@@ -505,7 +505,7 @@ def test_the_weights_of_a_version_that_answers_no_more_are_freed_without_garbage
 
 @pytest.mark.guard
 def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
-    candidate = Candidate(source=live.plan_of(folders[1]).source, share=0.4, mode="split")
+    candidate = CandidatePlan(source=live.plan_of(folders[1]).source, share=0.4, mode="split")
     digests = [bundle_digest(folder) for folder in folders]
     with live.hosted(live.plan_of(folders[0], candidate=candidate)) as (model, url):
         live.eventually(lambda: card(url)["candidate"] is not None)
@@ -531,7 +531,7 @@ def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
 def test_a_split_is_by_key_where_the_server_asks_for_keys(folders: list[Path]) -> None:
     made = [auth.create(f"caller{number}") for number in range(20)]
     keys = Keys([stored for _, stored in made])
-    candidate = Candidate(source=live.plan_of(folders[1]).source, share=0.5, mode="split")
+    candidate = CandidatePlan(source=live.plan_of(folders[1]).source, share=0.5, mode="split")
     model = HostedModel(live.plan_of(folders[0], candidate=candidate))
     with live.running(create_model_app(model.slot, alone=True, keys=keys)) as url:
         try:
@@ -552,7 +552,7 @@ def test_a_shadow_answers_nobody_and_is_compared_in_a_run_of_mlflow(
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     recorder = CandidateRuns(uri)
-    candidate = Candidate(source=live.plan_of(folders[1]).source, share=1.0, mode="shadow")
+    candidate = CandidatePlan(source=live.plan_of(folders[1]).source, share=1.0, mode="shadow")
     seen: list[Tally] = []
 
     def report(pairing: Pairing, tally: Tally) -> None:
@@ -625,7 +625,7 @@ def test_another_label_is_disagreement_and_another_score_a_difference(bundle: Pa
 
 def test_a_failing_candidate_is_counted_and_fails_no_request(folders: list[Path]) -> None:
     seen: list[Tally] = []
-    candidate = Candidate(source=live.plan_of(folders[1]).source, share=1.0, mode="shadow")
+    candidate = CandidatePlan(source=live.plan_of(folders[1]).source, share=1.0, mode="shadow")
     with live.hosted(
         live.plan_of(folders[0], candidate=candidate),
         report=lambda pairing, tally: seen.append(tally),
@@ -660,7 +660,7 @@ def test_a_process_that_starts_without_its_registry_loads_what_last_answered_her
 
 
 def test_a_process_is_not_replaced_because_its_candidate_fails(folders: list[Path]) -> None:
-    candidate = Candidate(source=live.plan_of(folders[1]).source, share=1.0, mode="split")
+    candidate = CandidatePlan(source=live.plan_of(folders[1]).source, share=1.0, mode="split")
     model = HostedModel(live.plan_of(folders[0], candidate=candidate))
     live.eventually(lambda: model.slot.candidate is not None)
     assert model.slot.candidate is not None
