@@ -276,11 +276,12 @@ def config_of_one(arguments: Mapping[str, Any]) -> ServeConfig:
     """The config of one model, from the arguments of `serve run serve.app:build`.
 
     Args:
-        arguments: `name` (`model` if there is none), the fields of `ModelConfig`, and `keys`,
-            `tracking_uri` and `drain_s` of `ServeConfig`; those of a command line are texts.
+        arguments: `name` (`model` if there is none), `model`, the settings of a model, and `keys`,
+            `tracking_uri` and `drain_s` of `ServeConfig`; those of a command line are texts. There
+            is no `candidate`: what records comparisons is an application of its own.
     Raises: ConfigError for one that is unknown, missing or out of range.
     """
-    known = ["name", *(each.name for each in fields(ModelConfig)), *_OF_SERVER]
+    known = ["name", "model", *_SETTINGS, *_OF_SERVER]
     for key in arguments:
         if key not in known:
             raise ConfigError(
@@ -289,7 +290,7 @@ def config_of_one(arguments: Mapping[str, Any]) -> ServeConfig:
             )
     given = dict(arguments)
     name = given.pop("name", "model")
-    table = {key: given.pop(key) for key in ("model", "candidate", "limits") if key in given}
+    table = {key: given.pop(key) for key in ("model", "limits") if key in given}
     content = orjson.dumps({**given, "models": {name: table}})
     try:
         return pydantic.TypeAdapter(ServeConfig).validate_json(content)

@@ -169,7 +169,6 @@ def test_serve_run_takes_every_setting_of_a_model_and_no_other() -> None:
             "target_queue_tokens": "99",
             "truncate": "true",
             "limits": {"max_inputs": 9},  # as a file of Kubernetes does
-            "candidate": {"model": "runs/new", "share": 0.5},
             "keys": "keys.json",
             "drain_s": "5",
         }
@@ -183,7 +182,6 @@ def test_serve_run_takes_every_setting_of_a_model_and_no_other() -> None:
             target_queue_tokens=99,
             truncate=True,
             limits=limits,
-            candidate=CandidateConfig(model="runs/new", share=0.5),
         )
     }
     assert (config.keys, config.drain_s) == ("keys.json", 5.0)
@@ -194,6 +192,7 @@ def test_serve_run_takes_every_setting_of_a_model_and_no_other() -> None:
     [
         ({}, "models.model.model: wanted a value, got none"),
         ({"model": "x", "bakend": "torch"}, "bakend: there is no .*did you mean backend"),
+        ({"model": "x", "candidate": "y"}, "candidate: there is no such argument"),
         ({"model": "x", "host": "0.0.0.0"}, "host: there is no such argument, there are name, "),
         ({"model": "x", "threads": "two"}, "threads: wanted a whole number, got text"),
         ({"model": "x", "threads": "0"}, "threads: wanted at least 1, got 0"),
