@@ -116,7 +116,7 @@ class DistillConfig(LabelledTrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DistillCounts(SeedsCounts):
-    """Of a student that learned on labelled rows."""
+    """Counts of a student that learned on labelled rows."""
 
     how: ClassVar[str] = "Distilled from its teacher"
 
@@ -134,7 +134,7 @@ class DistillCounts(SeedsCounts):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardsCounts(BeforeAndAfter):
-    """Of a student that learned on shards."""
+    """Counts of a student that learned on shards."""
 
     sizes: Mapping[str, int] = field(metadata=SPREAD)
     """Parameters of teacher and student."""

@@ -88,9 +88,9 @@ class ExportConfig(StageConfig):
 class ExportCounts(Counts):
     size_bytes: int
     fp32_bytes: int
-    """Of the model's weights."""
+    """Size of the model's weights."""
     largest_difference: float
-    """Of a score from the model's, relative for scores above 1."""
+    """Largest difference of a score from the model's, relative for scores above 1."""
     runs: list[str]
     """The engines and precisions that may run the graph."""
     measured: Mapping[str, Any] = field(metadata=SPREAD)

@@ -84,7 +84,7 @@ class GlueCounts(Counts):
     rows: int
     """That models answered."""
     filled_rows: int | None = None
-    """Of the sets that no model answers; None without such a set."""
+    """Rows of the sets that no model answers; None without such a set."""
     scores: Mapping[str, float] = field(metadata=SPREAD)
     """On development rows."""
 

@@ -112,9 +112,9 @@ class PrepareConfig(StageConfig):
 class PrepareCounts(Counts):
     source: str
     read: Mapping[str, int] = field(metadata=SPREAD)
-    """Of the corpus, with duplicates."""
+    """Counts of the corpus, with duplicates."""
     written: Mapping[str, int] = field(metadata=SPREAD)
-    """Of the shards; of the same name, it is this count that is kept."""
+    """Counts of the shards; they replace those of the corpus with the same name."""
     documents: int
     tokens: int
     rows: int
@@ -124,7 +124,7 @@ class PrepareCounts(Counts):
     vocab_size: int
     max_length: int
     layout: Mapping[str, Any] = field(metadata=SPREAD)
-    """What a reader of the shards needs to know."""
+    """The layout that a reader of the shards needs to know."""
 
     @property
     def line(self) -> str:

@@ -199,7 +199,7 @@ class PretrainCounts(BeforeAndAfter):
     """In nats, of predicting masked words by how frequent they are."""
     unigram_accuracy: float
     fresh_parts: list[str] | None = None
-    """What the model that was continued from lacked; None for a run from fresh weights."""
+    """Parts that the continued model lacked; None for a run from fresh weights."""
 
     @property
     def line(self) -> str:

@@ -57,7 +57,7 @@ class SearchConfig(StageConfig):
 class SearchCounts(Counts):
     queries: int
     rows: int
-    """Of the corpus."""
+    """Rows of the corpus."""
 
     @property
     def line(self) -> str:

@@ -116,12 +116,12 @@ class TuneCounts(Counts):
     best: int
     """Number of the best trial."""
     parameters: Mapping[str, float]
-    """Those of the best."""
+    """Parameters of the best trial."""
     metric: str
     score: float
-    """Of the best, on the selection rows."""
+    """Score of the best trial on the selection rows."""
     held_out: Mapping[str, Any] = field(metadata=spread("held_out_{}"))
-    """What the best has on held-out rows, if there are any."""
+    """Metrics of the best trial on held-out rows, if there are any."""
     version: str | None = None
     """In the registry, as what follows; None if the best was not registered."""
     is_champion: bool | None = None

@@ -59,7 +59,7 @@ class VocabCounts(Counts):
     vocab_size: int
     tokenizer_digest: str
     documents: int
-    """Of the sample."""
+    """Documents of the sample."""
     words: int
     words_per_s: float
     corpus_bytes: int

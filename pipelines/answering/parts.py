@@ -224,7 +224,7 @@ def _check_columns(
 
 @dataclass(frozen=True, kw_only=True)
 class PartsCounts(Counts):
-    """What a stage counted that answers rows part by part."""
+    """Counts of a stage that answers rows part by part."""
 
     rows: int
     rejected: int

@@ -65,7 +65,7 @@ class Finding:
     """The node of a cluster; empty for this machine."""
     ok: bool
     text: str
-    """What was found; or the fault and its remedy."""
+    """The findings; or the fault and its remedy."""
 
 
 def run(config: DoctorConfig) -> None:

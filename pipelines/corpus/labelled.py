@@ -69,7 +69,7 @@ class LabelledConfig:
     for lists of these, the names of all labels in order: `{labels = ["toxic", "insult"]}`. By
     default as in training, if the file has these columns."""
     bad_rows: BadRows = "refuse"
-    """What to do about rows that do not fit the task, such as broken lines and rows without a label
+    """How to treat rows that do not fit the task, such as broken lines and rows without a label
     or with one that the model does not know: `refuse` them all in one message, or `skip` them,
     counted by what is wrong with them."""
 

@@ -36,7 +36,7 @@ DATA_CARD, VOCABULARY_CARD = "data_card.md", "vocabulary_card.md"
 CARD_OF_DATA = {"the data card": DATA_CARD}
 CARD_OF_VOCABULARY = {"the vocabulary card": VOCABULARY_CARD}
 _EARLIER_CARDS = {"prepare": CARD_OF_DATA, "vocab": CARD_OF_VOCABULARY}
-"""Those of stages whose manifest is from a version that did not write them into it."""
+"""Cards of stages whose manifest is from a version that did not name them."""
 MODEL_PAGE = "the model card"
 """Title of the page of a registered model, which shows its card."""
 STARTED = "started.json"

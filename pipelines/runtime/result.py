@@ -1,4 +1,4 @@
-"""What a stage came to: its files, what it counted, and that in words.
+"""The result of a stage: its files, its counts, and these in words.
 
 Only the stage knows what its counts mean, so it words them itself. Its manifest keeps the words;
 the report, MLflow's page and tables show them and read no counts for it.

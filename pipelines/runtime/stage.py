@@ -1,4 +1,4 @@
-"""What every stage shares: it is skipped if its output is there, else worked at and completed.
+"""Runs a stage: it is skipped if its output is there, else worked at and completed.
 
 A stage is a frozen config that extends `StageConfig` and a function `run(config)`.
 """

@@ -204,7 +204,7 @@ def write_last_checkpoint(output: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCounts(Counts):
-    """What a stage counted that trains."""
+    """Counts of a stage that trains."""
 
     steps: int
     tokens_per_s: float
@@ -219,7 +219,7 @@ class TrainingCounts(Counts):
 
 @dataclass(frozen=True, kw_only=True)
 class BeforeAndAfter(TrainingCounts):
-    """What a stage counted that measures the model on held-out rows before and after."""
+    """Counts of a stage that measures the model on held-out rows before and after."""
 
     before: Mapping[str, float] = field(metadata=spread(names.before("{}")))
     after: Mapping[str, float] = field(metadata=spread(names.after("{}")))

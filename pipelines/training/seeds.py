@@ -55,7 +55,7 @@ class TrainableTask:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsCounts(TrainingCounts):
-    """What a stage counted that trains a model per seed on labelled rows."""
+    """Counts of a stage that trains a model per seed on labelled rows."""
 
     how: ClassVar[str] = "Fine-tuned"
 
@@ -66,7 +66,7 @@ class SeedsCounts(TrainingCounts):
     held_out_rows: int | None = None
     labels: int
     seeds: list[dict[str, float]]
-    """What was measured of each."""
+    """Metrics of each seed."""
     primary_metric: str | None = None
     """None if the head was not trained."""
     means: Mapping[str, float] = field(metadata=spread("{}_mean"))

@@ -72,7 +72,7 @@ def test_a_table_in_csv_is_answered_as_the_same_rows_are(front: str, prefix: str
         (b'text\n"a\n', "wanted CSV in UTF-8, it cannot be read"),
     ],
 )
-def test_a_table_that_cannot_be_read_is_told(front: str, body: bytes, message: str) -> None:
+def test_a_table_that_cannot_be_read_is_reported(front: str, body: bytes, message: str) -> None:
     url, headers = f"{front}/v1/models/{NAME}/invocations", {"Content-Type": "text/csv"}
     response = httpx.post(url, content=body, headers=headers, timeout=30)
     assert response.status_code == 400

@@ -87,7 +87,7 @@ def test_models_are_listed_and_retrieved(
         at_root.models.delete(NAME)
 
 
-def test_azures_client_is_told_that_its_paths_are_not_here(front: str) -> None:
+def test_azures_client_learns_that_its_paths_do_not_exist_here(front: str) -> None:
     """openai 3.57: of an error in another shape, its clients show the status alone."""
     import openai
 
