@@ -254,7 +254,7 @@ class TokenClassification(Task):
     chosen: TokenClassificationOptions
 
     def __init__(
-        self, labels: list[str], options: TokenClassificationOptions | None = None
+        self, labels: Sequence[str] = (), options: TokenClassificationOptions | None = None
     ) -> None:
         self.labels = list(labels)
         options = options or self.options()
@@ -529,7 +529,7 @@ class TokenClassification(Task):
         return row
 
     def check_known(self, row: Row) -> None:
-        if not self.chosen.entities:
+        if not self.labels or not self.chosen.entities:
             return
         nameless, tags = self._is_nameless, set(row["tags"]) - {OUTSIDE}
         plain_tag = min(

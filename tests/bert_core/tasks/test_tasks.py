@@ -21,13 +21,14 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.distillation import Distillation
 from bert_core.objectives.likelihood import MaskedWordLikelihood
 from bert_core.scores import scores_of
-from bert_core.tasks.base import Parameters, Task
+from bert_core.tasks.base import Kind, Parameters, Task
 from bert_core.tasks.catalog import TASKS, also
 from bert_core.tasks.evaluation import Columns
 from bert_core.tasks.shapes import Row, as_row, labelled
 from bert_core.tasks.text_regression import TextRegression
 from bert_core.tasks.zero_shot_classification import INFERENCE_LABELS
 from tests import tiny
+from tests.labelled_rows import EVERY_TRAINED_KIND
 
 LONG = "sea sea the tree " * 20
 ROWS: dict[str, list[Row]] = {
@@ -317,6 +318,14 @@ def test_tasks_that_share_a_head_share_a_pass(name: str, tmp_path: Path) -> None
         answers = predictor.also[name].decode(rows[0], windows[0], scores[: len(windows[0])])
         assert len(answers) == len(rows[0])
         assert predictor.task is not both[0].task
+
+
+@pytest.mark.parametrize(("kind_of_task", "kind"), EVERY_TRAINED_KIND)
+def test_rows_to_train_on_fit_a_task_whose_labels_are_not_known_yet(
+    kind_of_task: type[Task], kind: Kind
+) -> None:
+    task = kind_of_task(options=kind_of_task.options_of(kind.options))
+    assert task.fitting(kind.rows, trained=True) == [dict(row) for row in kind.rows]
 
 
 def test_unknown_options_are_refused_by_name(task: Task) -> None:
