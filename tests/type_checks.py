@@ -25,6 +25,8 @@ from jaxtyping._import_hook import Typechecker, _JaxtypingFinder
 _build = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=TypeCheckError))
 
 _SIZES: AbstractContextManager[None] = jaxtyped("context")  # a name stands for one size within it
+_DEEPEST = 6
+"""Containers in each other whose kinds are recognised; a call with more is like no other."""
 
 
 class _Checks(NamedTuple):
@@ -97,15 +99,17 @@ def checked(definition: Any) -> Any:
     return call
 
 
-def _kind(value: Any) -> Any:
+def _kind(value: Any, depth: int = 0) -> Any:
     """What a check of shapes reads of a value: equal kinds pass or fail alike."""
+    if depth > _DEEPEST:
+        return object()
     kind = type(value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return kind, value.dtype, tuple(value.shape)
     if kind is tuple:
-        return kind, *map(_kind, value)
+        return kind, *(_kind(each, depth + 1) for each in value)
     if kind is list or kind is dict:
-        of_values = {_kind(each) for each in (value.values() if kind is dict else value)}
+        of_values = {_kind(each, depth + 1) for each in (value.values() if kind is dict else value)}
         # Of values that differ, beartype reads one at random: such a call is like no other.
         return (kind, *of_values) if len(of_values) < 2 else object()
     return kind

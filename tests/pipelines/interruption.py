@@ -10,7 +10,7 @@ def run_interrupted(stage: Any, config: Any, *, parts: int) -> None:
     make_parts, numbers = stage.make_parts, list[int]()
 
     def make_some(*arguments: Any) -> Any:
-        *others, work = arguments
+        *others, work, kind = arguments
 
         def make_or_interrupt(item: tuple[int, Any]) -> Any:
             if len(numbers) == parts:
@@ -18,7 +18,7 @@ def run_interrupted(stage: Any, config: Any, *, parts: int) -> None:
             numbers.append(item[0])
             return work(item)
 
-        return make_parts(*others, make_or_interrupt)
+        return make_parts(*others, make_or_interrupt, kind)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage, "make_parts", make_some)

@@ -205,11 +205,11 @@ def test_a_killed_run_makes_only_what_is_missing(
     first = {path: path.stat().st_mtime_ns for path in Path(config.output, "parts").iterdir()}
     assert len(first) == 2
 
-    def killed_again(text: str) -> None:
+    def killed_again(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # after the parts were joined, before the manifest
-        patch.setattr(extract, "say", killed_again)
+        patch.setattr(extract, "replace", killed_again)
         with pytest.raises(KeyboardInterrupt):
             extract.run(config)
     assert not Path(config.output, "rows").exists()

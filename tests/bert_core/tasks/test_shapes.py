@@ -106,7 +106,8 @@ def test_a_quoted_field_of_a_csv_may_hold_line_breaks() -> None:
         (
             b"x",
             "a.xlsx",
-            "a.xlsx: wanted .csv, .tsv, .jsonl, .json or .parquet, also compressed, got .xlsx: `p",
+            "a.xlsx: wanted .csv, .tsv, .jsonl, .json or .parquet, also compressed, got .xlsx: "
+            "with openpyxl installed, `p",
         ),
         (
             b"[3]",
