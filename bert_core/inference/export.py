@@ -137,7 +137,23 @@ def _traced(graph: Graph) -> "ModelProto":
             verbose=False,
         )
     assert program is not None
-    return program.model_proto
+    return _without_remarks(program.model_proto)
+
+
+def _without_remarks(proto: "ModelProto") -> "ModelProto":
+    """The graph without what the exporter remarks on each node: the lines of Python that it is
+    from, with their paths on this machine, so that its bytes would depend on where raybert is."""
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+        for node in nodes:
+            node.ClearField("metadata_props")
+            node.ClearField("doc_string")
+    for values in (proto.graph.value_info, proto.graph.input, proto.graph.output):
+        for value in values:
+            value.ClearField("metadata_props")
+    for tensor in proto.graph.initializer:
+        tensor.ClearField("metadata_props")
+    proto.graph.ClearField("metadata_props")
+    return proto
 
 
 def largest_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
