@@ -1,11 +1,12 @@
-"""Every argument of the frameworks that call a server for TEI's routes: those of their own
-signatures, as `test_every_argument` walks those of clients."""
+"""Every argument of the frameworks that call a server for TEI's or OpenAI's routes: those of their
+own signatures, as `test_every_argument` walks those of clients."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import pytest
 from haystack import Document
 from haystack.utils import Secret
@@ -13,6 +14,7 @@ from haystack_integrations.components.rankers.huggingface_api import (
     HuggingFaceTEIRanker,
     TruncationDirection,
 )
+from langchain_openai import OpenAIEmbeddings
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
@@ -38,6 +40,12 @@ class Case:
 def embedded(url: str, texts: Sequence[str] = TEXTS, **given: Any) -> Any:
     client = TextEmbeddingsInference(**{"base_url": url, "model_name": VECTORS} | given)
     return [[round(number, 5) for number in row] for row in client.get_text_embedding_batch(texts)]
+
+
+def embedded_as_openai(url: str, texts: Sequence[str] = TEXTS, **given: Any) -> Any:
+    usual = {"base_url": f"{url}/v1", "model": VECTORS, "api_key": "none", "max_retries": 0}
+    client = OpenAIEmbeddings(**usual | {"check_embedding_ctx_length": False} | given)
+    return [[round(number, 5) for number in row] for row in client.embed_documents(list(texts))]
 
 
 def reranked(url: str, texts: Sequence[str] = TEXTS, **given: Any) -> Any:
@@ -98,6 +106,45 @@ WALKS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Sequenc
             "query_instruction": [Case("query:")],
         },
     ),
+    "langchain's embeddings": (
+        OpenAIEmbeddings,
+        embedded_as_openai,
+        {
+            "model": [Case("nothing", 'there is no model "nothing"')],
+            "base_url": [Case(AWAY, "Connection error")],
+            "dimensions": [Case(2, "dimensions")],
+            "model_kwargs": [
+                Case({"encoding_format": "float"}),
+                Case({"extra_body": {"nothing": 1}}, "nothing"),
+            ],
+            "chunk_size": [Case(1)],
+            "api_key": [Case("another")],
+            "organization": [Case("another")],
+            "max_retries": [Case(1)],
+            "timeout": [Case(20.0)],
+            "default_headers": [Case({"X-Remark": "a"})],
+            "default_query": [Case({"remark": "a"})],
+            "http_client": [Case(httpx.Client())],
+            "http_async_client": [Case(None)],
+            "client": [Case(None)],
+            "async_client": [Case(None)],
+            "openai_proxy": [Case(None)],
+            "show_progress_bar": [Case(True)],
+            # Of Azure, of its own tokenizer, of its retries, or of nothing (version 1.7.3).
+            "deployment": [Case("another")],
+            "api_version": [Case("2024-10-21")],
+            "openai_api_type": [Case("openai")],
+            "embedding_ctx_length": [Case(2)],
+            "allowed_special": [Case("all")],
+            "disallowed_special": [Case("all")],
+            "tiktoken_enabled": [Case(False)],
+            "tiktoken_model_name": [Case("another")],
+            "skip_empty": [Case(True)],
+            "headers": [Case({"X-Remark": "a"})],
+            "retry_min_seconds": [Case(1)],
+            "retry_max_seconds": [Case(2)],
+        },
+    ),
     "haystack's ranker": (
         HuggingFaceTEIRanker.__init__,
         ranked,
@@ -122,8 +169,9 @@ WALKS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Sequenc
         },
     ),
 }
-APART = {"use_grpc"}
-"""An argument for another protocol, which the server does not speak."""
+APART = {"use_grpc", "check_embedding_ctx_length"}
+"""An argument for another protocol, which the server does not speak, and one of which `test_openai`
+says what it has LangChain send."""
 ARGUMENTS = [
     (name, argument, number)
     for name, (_, _, cases) in WALKS.items()
