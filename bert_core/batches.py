@@ -1,4 +1,4 @@
-"""Rows to tensors: packed end to end, or padded; padding is added nowhere else.
+"""Turns rows into tensors, packed end to end or padded; padding is added nowhere else.
 
 The rows of a batch are divided into micro-batches of similar length by a token budget. Each is
 padded to a multiple of 8 (the vector width that kernels like), or packed if the share of padding
@@ -32,11 +32,10 @@ def pad(
     segment_b_start: Integer[np.ndarray, "rows"] | None = None,
     width: int | None = None,
 ) -> Batch:
-    """Input tensors of B rows, padded to S: `width`, or the longest row, rounded up to a multiple
-    of 8.
+    """Return the input tensors of B rows, padded to S: `width`, or the longest row, rounded up to a
+    multiple of 8.
 
-    `attention_mask` is omitted if no row is padded; ids from `segment_b_start` on are
-    segment 1.
+    `attention_mask` is omitted if no row is padded; ids from `segment_b_start` on are segment 1.
     """
     lengths = np.array([len(row) for row in rows])
     width = width or _width(lengths)
@@ -60,7 +59,10 @@ def pad(
 def pack(
     rows: Sequence[np.ndarray], segment_b_start: Integer[np.ndarray, "rows"] | None = None
 ) -> Batch:
-    """Input tensors of B rows packed end to end: T tokens, no padding; segments as in `pad`."""
+    """Return the input tensors of B rows packed end to end: T tokens, no padding.
+
+    Segments are assigned as in `pad`.
+    """
     lengths = np.array([len(row) for row in rows])
     offsets = offsets_of(lengths)
     token_type_ids = np.zeros(offsets[-1], dtype=np.int64)
@@ -75,8 +77,8 @@ def pack(
 
 
 def longest_row(positions: int) -> int:
-    """The longest row of a model with so many positions: padding it, to a multiple of 8, never
-    exceeds the last one."""
+    """Return the length of the longest row that a model with `positions` positions can read:
+    padding the row to a multiple of 8 never exceeds the last position."""
     return positions // PAD_MULTIPLE * PAD_MULTIPLE
 
 
@@ -99,7 +101,8 @@ def _is_packed(lengths: Integer[np.ndarray, "rows"], packed_from: float) -> bool
 
 
 def laid_out_tokens(windows: Sequence[Window], packed_from: float = 1.0) -> int:
-    """Tokens in what `collate` makes of the windows, padding included."""
+    """Return the number of tokens in the batch that `collate` makes of the windows, padding
+    included."""
     lengths = np.array([len(ids) for window in windows for ids in window.ids])
     if _is_packed(lengths, packed_from):
         return int(lengths.sum())
@@ -107,16 +110,17 @@ def laid_out_tokens(windows: Sequence[Window], packed_from: float = 1.0) -> int:
 
 
 def _starts(batch: Batch, rows: int) -> Integer[np.ndarray, "rows"]:
-    """Where each row begins among the flattened tokens."""
+    """Return the index at which each row begins among the flattened tokens."""
     if "offsets" in batch:
         return batch["offsets"].numpy()[:-1]
     return np.arange(rows) * batch["input_ids"].shape[1]
 
 
 def buckets(lengths: Integer[np.ndarray, "rows"], most_tokens: int) -> list[np.ndarray]:
-    """Positions of rows, shortest first, in groups of at most `most_tokens` tokens with padding.
+    """Group rows of similar length: return their indices, shortest first, in groups of at most
+    `most_tokens` tokens with padding.
 
-    A longer row is a group by itself.
+    A row longer than that is a group by itself.
     """
     order = np.argsort(lengths, kind="stable")
     widths = -(-lengths[order] // PAD_MULTIPLE) * PAD_MULTIPLE
@@ -129,7 +133,7 @@ def buckets(lengths: Integer[np.ndarray, "rows"], most_tokens: int) -> list[np.n
 
 
 def row_lengths(batch: Batch) -> Integer[np.ndarray, "rows"]:
-    """Tokens of every row, without padding."""
+    """Return the number of tokens in each row, without padding."""
     if "offsets" in batch:
         return batch["offsets"].diff().numpy()
     mask = batch.get("attention_mask")
@@ -140,7 +144,8 @@ def row_lengths(batch: Batch) -> Integer[np.ndarray, "rows"]:
 def prefetched(
     batches: Iterable[list[Batch]], *, steps: int = 2, pin_memory: bool = False
 ) -> Generator[list[Batch]]:
-    """The same batches, prepared by a thread up to `steps` ahead; close it to end the thread.
+    """Yield the same batches, prepared by a thread up to `steps` ahead; close the generator to end
+    the thread.
 
     Args:
         pin_memory: put tensors into pinned memory, from which a GPU copies while it computes.
@@ -186,15 +191,15 @@ class RowSource(Protocol):
     """Rows that can be looked up by shard and row number."""
 
     def lengths(self, samples: Samples) -> Integer[np.ndarray, "samples"]:
-        """Tokens of every row."""
+        """Return the number of tokens in each row."""
 
     def collate(self, samples: Samples) -> Batch:
-        """Inputs and labels of the rows."""
+        """Return the inputs and labels of the rows."""
 
 
 @dataclass(frozen=True)
 class RankBatches:
-    """One rank's micro-batches of every global batch, in the global order."""
+    """The micro-batches of every global batch that belong to one rank, in the global order."""
 
     source: RowSource
     order: GlobalOrder
@@ -216,13 +221,13 @@ class RankBatches:
             )
 
     def from_step(self, step: int) -> Iterator[list[Batch]]:
-        """Micro-batches of the global batches `step`, `step + 1`, … without end."""
+        """Yield the micro-batches of the global batches `step`, `step + 1`, … without end."""
         while True:
             yield self._mine(step * self.global_batch_size, self.global_batch_size)
             step += 1
 
     def once(self, most_rows: int | None = None) -> Iterator[list[Batch]]:
-        """Every row once, at most `most_rows`, in the order of epoch 0: for evaluation."""
+        """Yield every row once, at most `most_rows`, in the order of epoch 0: for evaluation."""
         rows = min(self.order.rows_per_epoch, most_rows or self.order.rows_per_epoch)
         for start in range(0, rows, self.global_batch_size):
             yield self._mine(start, min(self.global_batch_size, rows - start))
@@ -246,7 +251,7 @@ class RankBatches:
 
 @dataclass(frozen=True)
 class PhasedBatches:
-    """Batches from one source of rows for some steps, and from another after them."""
+    """Batches from one source of rows for a number of steps, then from another."""
 
     first: RankBatches
     steps: int
@@ -254,7 +259,7 @@ class PhasedBatches:
     then: RankBatches
 
     def from_step(self, step: int) -> Iterator[list[Batch]]:
-        """Micro-batches of the global batches `step`, `step + 1`, … without end."""
+        """Yield the micro-batches of the global batches `step`, `step + 1`, … without end."""
         if step < self.steps:
             yield from islice(self.first.from_step(step), self.steps - step)
         yield from self.then.from_step(max(0, step - self.steps))
@@ -265,9 +270,10 @@ class ShardSource:
     """Rows of mapped shards, with labels for masked language modelling and for pairs.
 
     `open_shard` maps a shard by its number; it is called for every row, so it should cache.
-    `masker` draws the masks of shards that have none, from (`seed`, epoch, shard, row) alone. The
-    draws for what a generator puts at masked positions depend on the same numbers.
-    `packed_from` is the share of padding from which rows are packed end to end; 1 always pads.
+    `masker` draws the masks of shards that have none; they depend only on (`seed`, epoch, shard,
+    row). The random draws for a generator's replacements at masked positions depend on the same
+    numbers. `packed_from` is the share of padding from which rows are packed end to end; 1 always
+    pads.
     """
 
     open_shard: Callable[[int], ShardRows]
@@ -317,11 +323,13 @@ class ShardSource:
 def collate(
     windows: Sequence[Window], pad_id: int, packed_from: float = 1.0, width: int | None = None
 ) -> Batch:
-    """Inputs of the windows' sequences, in order, with the positions to score and the labels.
+    """Return one batch of the windows' sequences, in order, with the positions to score and the
+    labels.
 
     Args:
         packed_from: share of padding from which sequences are packed; 1 always pads.
-        width: what to pad to; sequences are not packed then. None takes that of `pad`.
+        width: what to pad to; sequences are not packed then. None takes the width that `pad`
+            chooses.
     """
     ids = [each for window in windows for each in window.ids]
     segments = np.array([each for window in windows for each in window.segment_b_start])
@@ -346,7 +354,7 @@ def collate(
 
 @dataclass(frozen=True)
 class WindowSource:
-    """Windows of a labelled set, all in memory, as one shard."""
+    """Windows of a labelled set, held in memory and treated as a single shard."""
 
     windows: Sequence[Window]
     pad_id: int

@@ -4,10 +4,11 @@
     <folder>/bundles/<name>
     <folder>/<kind>/<name>.part/    an entry that is being fetched
 
-A process that uses an entry holds a shared lock on it (flock), one that fetches an entry holds an
-exclusive lock on its `.part`. The kernel releases both when the process ends, however it ends: an
-entry without a lock may be removed, and a part without one was left by a process that was killed.
-Room is made, and entries appear, under a lock on the folder itself, which is held only for moments.
+A process that uses an entry holds a shared lock on it (flock). A process that fetches an entry
+holds an exclusive lock on its `.part`. The kernel releases both when the process ends, however it
+ends: an entry without a lock may be removed, and a part without a lock was left by a process that
+was killed. Making room and publishing an entry happen under a lock on the folder itself, which is
+held only briefly.
 """
 
 import errno
@@ -36,7 +37,7 @@ _PART, _CONTENT, _RESERVED = ".part", "content", "reserved"
 
 
 class CacheEntry:
-    """A file or folder that stays in the cache until this is closed, or garbage."""
+    """A file or folder that stays in the cache until this object is closed or garbage-collected."""
 
     def __init__(self, path: Path, lock: int) -> None:
         """Use `Cache.find` or `Cache.open` instead."""
@@ -44,15 +45,21 @@ class CacheEntry:
         self._release = weakref.finalize(self, os.close, lock)
 
     def close(self) -> None:
-        """The cache may remove it from now on."""
+        """Release the entry, so that the cache may remove it."""
         self._release()
 
 
 class Cache:
-    """The entries in a folder. Least recently used ones are removed first, never one in use."""
+    """The entries in a folder. The least recently used ones are removed first; an entry in use
+    never is."""
 
     def __init__(self, folder: Path, most_bytes: int | None = None) -> None:
-        """`most_bytes`: the limit, of what is being fetched too; None is `SHARE_OF_DISK`."""
+        """Use `folder`, which is created when it is first needed.
+
+        Args:
+            most_bytes: the limit, which also covers entries that are being fetched; None takes
+                `SHARE_OF_DISK`.
+        """
         self.folder, self._most_bytes = folder, most_bytes
 
     @property
@@ -64,14 +71,15 @@ class Cache:
         return int(SHARE_OF_DISK * shutil.disk_usage(disk).total)
 
     def find(self, name: str) -> CacheEntry | None:
-        """The entry, which now counts as used; None if it is not there."""
+        """Return the entry and mark it as recently used; None if it is not in the cache."""
         if not (self.folder / name).exists():
             return None
         with self._locked():
             return self._hold(name)
 
     def open(self, name: str, size_bytes: int, fetch: Callable[[Path], object]) -> CacheEntry:
-        """The entry, fetched if it is not there. While a process fetches it, others wait.
+        """Return the entry, fetching it first if it is not in the cache. While one process fetches
+        it, others wait.
 
         Args:
             name: `<kind>/<name>`.
@@ -90,7 +98,13 @@ class Cache:
         fetch: Callable[[Path], object],
         name_of: Callable[[Path], str],
     ) -> CacheEntry:
-        """Fetch an entry whose name follows from its content. Raises: as `open` does."""
+        """Fetch an entry whose name follows from its content. Raises: as `open` does.
+
+        Args:
+            kind: folder of the entry: `SHARDS` or `BUNDLES`.
+            size_bytes, fetch: as in `open`.
+            name_of: returns the name, given the path of the fetched content.
+        """
         arriving = f"{kind}/{uuid.uuid4().hex}"
         return self._fetched(arriving, size_bytes, fetch, lambda path: f"{kind}/{name_of(path)}")
 
@@ -128,7 +142,7 @@ class Cache:
         raise self._disk_is_full(name, "more", "too little") from full
 
     def _entry_or_part(self, name: str, size_bytes: int, spare_bytes: int) -> "CacheEntry | _Part":
-        """The entry, once another process has fetched it, or a part to fetch it into."""
+        """Return the entry, if another process has fetched it, or else a part to fetch it into."""
         give_up_s: float | None = None
         while True:
             with self._locked():
@@ -141,7 +155,8 @@ class Cache:
                     return _Part(self._part(name), size_bytes)
             if fetching is not None:
                 try:
-                    fcntl.flock(fetching, fcntl.LOCK_SH)  # until that is done, or its process dead
+                    # Returns when the entry is fetched, or the process that fetches it has died.
+                    fcntl.flock(fetching, fcntl.LOCK_SH)
                 finally:
                     os.close(fetching)
                 continue
@@ -165,7 +180,7 @@ class Cache:
             part.free_reserved()
             entry = self._hold(name)
             assert entry is not None
-            self._make_room(0)  # in case it is larger than it was said to be
+            self._make_room(0)  # in case it is larger than `size_bytes`
             return entry
 
     def _check_fits(self, name: str, size_bytes: int) -> None:
@@ -189,7 +204,8 @@ class Cache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """No other process looks for entries, makes room or publishes an entry meanwhile."""
+        """Hold the folder's lock, so that no other process looks for entries, makes room or
+        publishes an entry meanwhile."""
         try:
             for kind in (SHARDS, BUNDLES):
                 (self.folder / kind).mkdir(parents=True, exist_ok=True)
@@ -211,18 +227,21 @@ class Cache:
             lock = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
-        # Never waits: it is locked exclusively only under the lock of the folder.
+        # Never waits: entries are locked exclusively only while the folder's lock is held.
         fcntl.flock(lock, fcntl.LOCK_SH)
-        with suppress(OSError):  # another user's, or on a disk that is only read
-            os.utime(path, ns=(time.time_ns(), time.time_ns()))  # the kernel's own are coarser
+        with suppress(OSError):  # another user's file, or a read-only disk
+            # The kernel's own timestamps are coarser.
+            os.utime(path, ns=(time.time_ns(), time.time_ns()))
         return CacheEntry(path, lock)
 
     def _make_room(
         self, wanted_bytes: int, spare_bytes: int = 0
     ) -> Literal["limit", "disk"] | None:
-        """Remove parts that nobody fetches and, as far as necessary, entries that nobody uses.
+        """Remove parts that no process is fetching and, as far as necessary, entries that no
+        process uses.
 
         Args:
+            wanted_bytes: room to make, within the limit and on the disk.
             spare_bytes: how much more of the disk to free, if possible.
         Returns: what still leaves no room, if anything.
         """
@@ -234,7 +253,7 @@ class Cache:
                     continue
                 with suppress(OSError):
                     reserved_bytes = (path / _RESERVED).stat().st_size
-                    # The reserved size is that of a hole in a file: it takes no space itself.
+                    # The reserved size is a hole in a sparse file, which takes no space itself.
                     written_bytes = size_bytes - reserved_bytes
                     size_bytes = max(written_bytes, reserved_bytes)
                     expected_bytes += size_bytes - written_bytes
@@ -249,7 +268,7 @@ class Cache:
             return "disk" if wanted_bytes and free_bytes < wanted_bytes + more_bytes else None
 
         if lacking(-sum(entries.values())) == "disk":
-            return "disk"  # even without any entry: none is removed in vain
+            return "disk"  # even if all entries were removed, so remove none
         for path in sorted(entries, key=_used_at):
             if lacking(spare_bytes) is None:
                 break
@@ -277,11 +296,11 @@ class _Part:
 
     @property
     def content(self) -> Path:
-        """Where the entry is written."""
+        """Return the path to write the entry to."""
         return self._folder / _CONTENT
 
     def free_reserved(self) -> None:
-        """The room that was reserved is taken."""
+        """Release the reserved room, because the entry itself now takes it."""
         (self._folder / _RESERVED).unlink()
 
     def discard(self) -> None:
@@ -290,7 +309,7 @@ class _Part:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether a full disk is the cause; MLflow has it in the message only."""
+    """Whether a full disk caused the error; MLflow says so only in its message."""
     while error is not None:
         number = error.errno if isinstance(error, OSError) else None
         if number in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
@@ -300,7 +319,10 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def _lock_to_wait_for(part: Path) -> int | None:
-    """A descriptor of a part that another process fetches; what a killed one left is removed."""
+    """Return a descriptor of a part that another process is fetching; None if there is none.
+
+    A part that a killed process left is removed.
+    """
     try:
         lock = os.open(part, os.O_RDONLY)
     except FileNotFoundError:
@@ -334,7 +356,8 @@ def _remove(path: Path) -> None:
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    doomed = path.with_name(f"{uuid.uuid4().hex}{_PART}")  # no half of an entry looks complete
+    # Renamed first: a half-removed entry must not look complete.
+    doomed = path.with_name(f"{uuid.uuid4().hex}{_PART}")
     os.rename(path, doomed)
     shutil.rmtree(doomed)
 

@@ -22,7 +22,10 @@ from bert_core.wording import one_of
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """The numbers that a field accepts; NaN is in no range."""
+    """The numbers that a field accepts; NaN is in no range.
+
+    Bounds are inclusive (`least`, `most`) or exclusive (`above`, `below`); None is no bound.
+    """
 
     least: float | None = None
     above: float | None = None
@@ -84,25 +87,27 @@ def check_fields(config: Any, *, prefix: str = "", error: type[RaybertError] = C
 
 
 def ranges_of(config: type) -> dict[str, Range]:
-    """The ranges of a dataclass's fields, of those that have one."""
+    """Return the range of each field of a dataclass that has one, by the field's name."""
     return {
         name: allowed for name, allowed in constraints(config).items() if isinstance(allowed, Range)
     }
 
 
 def default_of(field: "Field[Any]") -> Any:
-    """The default of a dataclass's field, from its factory if it has one; `MISSING` without."""
+    """Return the default of a dataclass's field, from its factory if it has one; `MISSING` if it
+    has no default."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def base_type(hint: Any) -> Any:
-    """The type without the `Range` that annotates it."""
+    """Return the type without the `Range` that annotates it."""
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 @cache
 def constraints(config: type) -> Mapping[str, Any]:
-    """Field of a dataclass → its `Range`, or the choices of its `Literal`."""
+    """Return the allowed values of each constrained field of a dataclass: its `Range`, or the
+    choices of its `Literal`."""
     hints = get_type_hints(config, include_extras=True)
     constraints = {field.name: _constraint(hints[field.name]) for field in fields(config)}
     return {name: allowed for name, allowed in constraints.items() if allowed is not None}

@@ -1,7 +1,9 @@
-"""Compressed streams: told by their first bytes, whatever a file is called, and read to their end.
+"""Compressed streams: detected by their first bytes, whatever the file's name, and read to their
+end.
 
-A stream may be of several members (gzip), streams (bz2, xz) or frames (zstd), some of them empty,
-and zeros may follow, as tapes and block devices leave them: GNU gzip and Python read these too.
+A stream may consist of several members (gzip), streams (bz2, xz) or frames (zstd), some of them
+empty, and zeros may follow, as tapes and block devices leave them: GNU gzip and Python read these
+too.
 """
 
 import bz2
@@ -52,29 +54,33 @@ SUFFIXES = {suffix: name for name, each in COMPRESSIONS.items() for suffix in ea
 
 
 def compression_of(head: bytes) -> str | None:
-    """The compression of a stream that begins with `head`; None if it is not compressed."""
+    """Return the compression of a stream that begins with `head`; None if it is not compressed."""
     return next((name for name, each in COMPRESSIONS.items() if each.begins.match(head)), None)
 
 
 def decompressing(stored: Any, name: str) -> Any:
-    """A stream of what `stored` holds, a file at its beginning: its `readinto` raises what the
-    library of that compression raises, or EOFError or ValueError, if `stored` is damaged."""
+    """Return a stream of the decompressed contents of `stored`, a file at its beginning.
+
+    If `stored` is damaged, the stream's `readinto` raises what the library of that compression
+    raises, or EOFError or ValueError.
+    """
     if COMPRESSIONS[name].decompressor is None:
         return pa.CompressedInputStream(stored, "zstd")
     return _Members(stored, COMPRESSIONS[name])
 
 
 def decompress(data: bytes, name: str) -> bytes:
-    """All that `data` holds. Raises: as the stream of `decompressing` does."""
+    """Return the whole decompressed contents of `data`. Raises: as the stream of `decompressing`
+    does."""
     return io.BufferedReader(decompressing(io.BytesIO(data), name)).read()
 
 
 class _Members(io.RawIOBase):
-    """The contents of all members of a stream, one after the other."""
+    """The decompressed contents of all members of a stream, one after the other."""
 
     def __init__(self, stored: Any, compression: Compression) -> None:
         self._stored, self._compression = stored, compression
-        self._pending = b""  # read, and not decompressed yet
+        self._pending = b""  # read, but not decompressed yet
         self._member: Any = None
 
     def readable(self) -> bool:

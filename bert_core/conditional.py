@@ -1,7 +1,7 @@
-"""Conditional writes: a file that is created only once, and replaced only in a known version.
+"""Conditional writes: create a file only if it does not exist, replace it only if it is unchanged.
 
-Leases are built on them. On this machine a lock on the folder makes a write conditional, in an
-object store the store itself does.
+Leases are built on them. On this machine a lock on the folder makes a write conditional; an object
+store does it itself.
 """
 
 import fcntl
@@ -17,10 +17,10 @@ from bert_core.schemes import SCHEMES
 
 
 def create(path: str, data: bytes) -> str | None:
-    """Write `path` only if nothing is there: its version tag, or None if it exists.
+    """Write `path` only if it does not exist; return its version tag, or None if it exists.
 
     Of all processes that try at the same time, on any host, exactly one gets a tag.
-    Raises: ResourceError; ConfigError where the storage has no conditional writes (`http://`,
+    Raises: ResourceError; ConfigError if the storage has no conditional writes (`http://`,
         `hdfs://`, …).
     """
     if storage.opens(path):
@@ -40,7 +40,7 @@ def create(path: str, data: bytes) -> str | None:
 
 
 def read_tagged(path: str) -> tuple[bytes, str]:
-    """The whole file and its version tag. Raises: FileNotFoundError, ResourceError."""
+    """Return the whole file and its version tag. Raises: FileNotFoundError, ResourceError."""
     if storage.opens(path):
         bucket, key = files.bucket_and_key(path)
         return bucket.read_tagged(key)
@@ -49,7 +49,7 @@ def read_tagged(path: str) -> tuple[bytes, str]:
 
 
 def replace_if(path: str, data: bytes, tag: str) -> str | None:
-    """Replace `path` only if its version is still `tag`: the new tag, or None if it is not.
+    """Replace `path` only if its version is still `tag`; return the new tag, or None if it is not.
 
     Raises: as `create` does.
     """
@@ -68,7 +68,11 @@ def replace_if(path: str, data: bytes, tag: str) -> str | None:
 
 @contextmanager
 def _locked(path: str) -> Iterator[tuple[str, str]]:
-    """Holds the lock of a local folder: path of the file, and of a temporary one next to it."""
+    """Hold the lock of a local file's folder; yield the file's path and that of a temporary file
+    next to it.
+
+    The temporary file is removed at the end.
+    """
     local = files.local_path(path)
     if local is None:
         raise ConfigError(

@@ -1,7 +1,8 @@
 """Checks that no name and no link in a folder leads out of it.
 
-Folders come from strangers: their records, indexes and manifests name files, and they may hold
-symbolic links. All that is read, hashed, copied or uploaded of such a folder is asked for here.
+Folders may come from strangers: their records, indexes and manifests name files, and they may hold
+symbolic links. Every file that is read, hashed, copied or uploaded from such a folder is first
+looked up here.
 """
 
 import os
@@ -15,11 +16,11 @@ _MODELS, _SNAPSHOTS, _BLOBS = "models--", "snapshots", "blobs"
 
 
 def check_name(name: str, where: str) -> str:
-    """The name of a file in a folder, as a relative path.
+    """Return `name` if it is a relative path that stays inside a folder.
 
     Args:
-        where: what names it, for messages.
-    Raises: FormatError if it leads out of the folder, or is no plain relative path.
+        where: the folder or file that contains the name, for messages.
+    Raises: FormatError if it leads out of the folder, or is not a plain relative path.
     """
     parts = PurePosixPath(name).parts
     plain = "/".join(parts) == name and not name.startswith("/")
@@ -32,7 +33,7 @@ def check_name(name: str, where: str) -> str:
 
 
 def file_in(folder: Path, name: str) -> Path:
-    """The path of a file in a local folder.
+    """Return the path of a file in a local folder.
 
     Raises: FormatError if the name or a symbolic link leads out of the folder, other than from a
         snapshot of the hub's cache to its blobs, or if it is not a regular file; FileNotFoundError
@@ -42,7 +43,7 @@ def file_in(folder: Path, name: str) -> Path:
     try:
         kind = os.stat(path).st_mode
         real = path.resolve()
-    # A path through a file, links in a circle, a name that is too long or not in Unicode.
+    # A path through a file, circular links, a name that is too long or not in Unicode.
     except (OSError, ValueError) as error:
         raise FileNotFoundError(path) from error
     if not any(real.is_relative_to(root) for root in _roots(folder)):
@@ -59,7 +60,7 @@ def file_in(folder: Path, name: str) -> Path:
 
 
 def has_file(folder: Path, name: str) -> bool:
-    """Whether there is such a file. Raises: FormatError, as `file_in` does."""
+    """Whether the folder has a file of this name. Raises: FormatError, as `file_in` does."""
     try:
         file_in(folder, name)
     except FileNotFoundError:
@@ -68,7 +69,7 @@ def has_file(folder: Path, name: str) -> bool:
 
 
 def _roots(folder: Path) -> list[Path]:
-    """Where the files of a folder may really be."""
+    """Return the folders that the files of `folder` may really be in, once links are resolved."""
     real = folder.resolve()
     models = (each.parent for each in folder.absolute().parents if each.name == _SNAPSHOTS)
     blobs = [each.resolve() / _BLOBS for each in models if each.name.startswith(_MODELS)]

@@ -1,15 +1,15 @@
 """The errors that a user can cause, and fix.
 
-Every message names the thing, what was wanted, what was got, and the way out. All of them take
-texts alone, so that they survive pickling between Ray's processes. An address in a message is shown
-without its credentials, wherever it is printed, logged or recorded.
+Every message names the thing, what was wanted, what was got, and the way out. The errors are built
+from strings only, so that they survive pickling between Ray's processes. Addresses in messages are
+shown without their credentials, wherever they are printed, logged or recorded.
 """
 
 from bert_core.wording import without_secrets
 
 
 class RaybertError(Exception):
-    """Something the user can fix: the command line prints its message without a traceback."""
+    """An error that the user can fix: the command line prints its message without a traceback."""
 
     def __init__(self, message: str = "", *details: object) -> None:
         super().__init__(without_secrets(message), *details)
@@ -34,7 +34,8 @@ class InputError(RaybertError, ValueError):
 class TooLongError(InputError):
     """An input with more tokens than the model reads.
 
-    It takes two values: what was wanted and came, and the parameter that has it cut, or None.
+    It takes two values: `got`, which says what was wanted and what came, and `cut_by`, the
+    parameter that makes inputs be truncated, or None.
     """
 
     def __init__(self, got: str, cut_by: str | None) -> None:
@@ -45,7 +46,8 @@ class TooLongError(InputError):
         return self.told("" if self.cut_by is None else f"set the parameter {self.cut_by}")
 
     def told(self, remedy: str) -> str:
-        """The message with the way in which the caller has inputs cut; empty if there is none."""
+        """Return the message with `remedy`, the caller's way to have inputs truncated; empty if
+        there is none."""
         got, _ = self.args
         way_out = f"{remedy} to have it cut, or split the text" if remedy else "split the text"
         return f"{got}: {way_out}"

@@ -1,9 +1,9 @@
 """Files at a local path or a URI, through `bert_core.storage` (`s3://`, `gs://`, `az://`),
 `pyarrow.fs` or `fsspec`.
 
-One module, so that every stage reads and writes anywhere by the same rules: a file appears whole
-or not at all, an error names the path, and compressed files are decompressed when read. The meaning
-of the bytes is left to others.
+One module, so that every stage reads and writes anywhere by the same rules: a file appears whole or
+not at all, an error names the path, and compressed files are decompressed when read. The meaning of
+the bytes is left to others.
 """
 
 import errno
@@ -52,25 +52,26 @@ _WILDCARD = re.compile(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]")
 
 
 def is_uri(path: str) -> bool:
-    """Whether `path` names a scheme; `file://` counts as one."""
+    """Whether `path` begins with a scheme, such as `s3://` or `file://`."""
     return bool(_URI.match(path))
 
 
 def join(base: str, *parts: str) -> str:
-    """`base/part/…`, for a path and for a URI."""
+    """Return `base/part/…`, for a path and for a URI."""
     return "/".join([base.rstrip("/") if base != "/" else "", *parts])
 
 
 def absolute(path: str) -> str:
-    """The absolute path; a URI is returned unchanged."""
+    """Return the absolute path; a URI is returned unchanged."""
     return path if is_uri(path) else os.path.abspath(path)
 
 
 def filesystem_of(path: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem of `path`, and the path in it, for Ray, which reads and writes by itself."""
+    """Return the filesystem of `path`, and the path in it; used directly by Ray, which does its own
+    reading and writing."""
     if not is_uri(path):
         return fs.LocalFileSystem(), os.path.abspath(path)
-    with reading(path), _openable(path):  # some filesystems connect here
+    with reading(path), _openable(path):  # some filesystems connect to their server here
         if storage.opens(path):
             return storage.filesystem(path)
         if path.partition("://")[0].lower() in _OF_PYARROW:
@@ -80,7 +81,7 @@ def filesystem_of(path: str) -> tuple[fs.FileSystem, str]:
 
 @contextmanager
 def _openable(path: str) -> Iterator[None]:
-    """Wraps the opening of a URI. Raises: ConfigError if nothing can open it."""
+    """Wrap the opening of a URI. Raises: ConfigError if nothing can open it."""
     try:
         yield
     # pyarrow rejects a URI with a ValueError, or with ArrowNotImplementedError.
@@ -97,7 +98,7 @@ def _openable(path: str) -> Iterator[None]:
 
 
 def bucket_and_key(path: str) -> tuple[storage.Bucket, str]:
-    """The bucket and the key of a file. Raises: ConfigError."""
+    """Return the bucket and the key of a file. Raises: ConfigError."""
     with _openable(path):
         bucket, key = storage.open_bucket(path)
     if not key:
@@ -115,7 +116,8 @@ def _of_fsspec(path: str) -> tuple[fs.FileSystem, str]:
 
 
 class _Fsspec(fs.FSSpecHandler):
-    """Raises if a file's status cannot be read; pyarrow and fsspec would report it as absent."""
+    """An fsspec handler that raises if a file's status cannot be read; pyarrow and fsspec would
+    report the file as absent."""
 
     def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
         return [self._info(path) for path in paths]
@@ -141,7 +143,7 @@ class _Fsspec(fs.FSSpecHandler):
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Wraps reads of `path`, and nothing else: failures of remote storage become ResourceError.
+    """Wrap reads of `path`, and nothing else: failures of remote storage become ResourceError.
 
     A missing file stays a FileNotFoundError, an error of a local disk an OSError.
     Raises: ResourceError naming `path`.
@@ -152,7 +154,11 @@ def reading(path: str) -> Iterator[None]:
 
 @contextmanager
 def _reached(path: str, done: str) -> Iterator[None]:
-    """`reading`, for what is `done` to `path`, such as `removed`."""
+    """Do as `reading` does, for any operation on `path`.
+
+    Args:
+        done: the operation, as a participle for the message, such as `removed`.
+    """
     try:
         yield
     except (FileNotFoundError, RaybertError):
@@ -167,7 +173,7 @@ def _reached(path: str, done: str) -> Iterator[None]:
 
 
 def local_path(path: str) -> Path | None:
-    """The path on this machine, or None if `path` is remote."""
+    """Return the path on this machine, or None if `path` is remote."""
     if storage.opens(path):
         return None
     filesystem, inner = filesystem_of(path)
@@ -200,7 +206,8 @@ def _canonical(path: str) -> str:
 
 
 def size_bytes(path: str) -> int:
-    """Size of one file. Raises: FileNotFoundError; ResourceError if a server does not report it."""
+    """Return the size of one file. Raises: FileNotFoundError; ResourceError if a server does not
+    report it."""
     filesystem, inner = filesystem_of(path)
     with reading(path):
         info = filesystem.get_file_info(inner)
@@ -215,7 +222,7 @@ def size_bytes(path: str) -> int:
 
 
 def open_input(path: str) -> pa.NativeFile:
-    """Open for reading raw bytes, with seeks. Raises: FileNotFoundError, ResourceError.
+    """Open a file for reading raw bytes, with seeking. Raises: FileNotFoundError, ResourceError.
 
     Later reads of a remote file may fail too: wrap them in `reading`.
     """
@@ -226,12 +233,12 @@ def open_input(path: str) -> pa.NativeFile:
 
 def open_stream(path: str) -> io.BufferedReader:
     """Open a file's contents for sequential reading: decompressed if its first bytes are those of
-    gzip, bz2, zstd or xz, whatever it is called.
+    gzip, bz2, zstd or xz, whatever its name is.
 
-    Consecutive members, streams or frames are read as one. If the file was cut off exactly between
-    two of them, that goes unnoticed, as does damage within a zstd frame without a checksum.
-    Raises: FileNotFoundError, ResourceError; while it is read also CorpusError, if compressed data
-        is damaged or truncated, or the name says that the data is compressed and it is not.
+    Consecutive members, streams or frames are read as one. A file that was cut off exactly between
+    two of them goes unnoticed, as does damage within a zstd frame without a checksum.
+    Raises: FileNotFoundError, ResourceError; later, while reading, also CorpusError, if compressed
+        data is damaged or truncated, or the name says that the data is compressed and it is not.
     """
     return io.BufferedReader(_Contents(path), CHUNK_BYTES)
 
@@ -257,7 +264,7 @@ class _Contents(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if self._odd:  # compressed, even nothing takes some bytes
+        if self._odd:  # even empty data takes some bytes once compressed
             raise self._damaged(self._odd)
         try:
             with reading(self._path):
@@ -265,7 +272,7 @@ class _Contents(io.RawIOBase):
                 count = self._file.readinto(memoryview(buffer)[:PIECE_BYTES])
         except RaybertError:
             raise
-        except Exception as error:  # every library of a compression has its own classes
+        except Exception as error:  # every compression library has its own exceptions
             if self.compression:
                 raise self._damaged(str(error)) from error
             raise
@@ -289,17 +296,20 @@ class _Contents(io.RawIOBase):
 
 
 def look_into(path: str, count: int) -> tuple[bytes, str | None]:
-    """The first `count` bytes of a file's contents, and its compression. Raises: as `open_stream`
-    does, also on reading."""
+    """Return the first `count` bytes of a file's contents, decompressed, and its compression.
+
+    Raises: as `open_stream` does, also while reading.
+    """
     raw = _Contents(path)
     with io.BufferedReader(raw, count) as stream:
         return stream.read(count), raw.compression
 
 
 def suffixes(path: str) -> tuple[str, str | None]:
-    """`("jsonl", "gz")` for `a.JSONL.gz`, `("txt", None)` for `a.txt`, `("", None)` for `a`.
+    """Return the format and the compression that a file's name ends in.
 
-    It is what the name says; what the contents say, `look_into` tells.
+    `("jsonl", "gz")` for `a.JSONL.gz`, `("txt", None)` for `a.txt`, `("", None)` for `a`. Only the
+    name is used; `look_into` checks the contents.
     """
     name = (urlsplit(path).path if _WEB.match(path) else path).rpartition("/")[2].lower()
     stem, _, last = name.rpartition(".")
@@ -309,25 +319,26 @@ def suffixes(path: str) -> tuple[str, str | None]:
 
 
 def read_bytes(path: str) -> bytes:
-    """The whole file. Raises: FileNotFoundError, ResourceError."""
+    """Return the whole file. Raises: FileNotFoundError, ResourceError."""
     with open_input(path) as file, reading(path):
         return file.read()
 
 
 def read_contents(path: str) -> bytes:
-    """The whole file, decompressed. Raises: as `open_stream` does."""
+    """Return the whole file, decompressed. Raises: as `open_stream` does."""
     with open_stream(path) as stream:
         return stream.read()
 
 
 def read_json(path: str) -> Any:
-    """One JSON value. Raises: FileNotFoundError, ResourceError, json.JSONDecodeError."""
+    """Read one JSON value. Raises: FileNotFoundError, ResourceError, json.JSONDecodeError."""
     return json.loads(read_bytes(path))
 
 
 @contextmanager
 def writing(path: str) -> Iterator[BinaryIO]:
-    """A stream to write `path` piece by piece; the file appears, complete, when the block ends.
+    """Yield a stream to write `path` piece by piece; the file appears, complete, when the block
+    ends.
 
     On this machine the bytes go to a temporary file next to it, are flushed to disk and renamed.
     For a remote path they go to a local temporary file (TMPDIR), which is uploaded at the end,
@@ -361,7 +372,7 @@ def writing(path: str) -> Iterator[BinaryIO]:
 
 
 class _Part(io.FileIO):
-    """The bytes of `path` written so far, in the file `part`."""
+    """The temporary file `part`, which holds the bytes of `path` written so far."""
 
     def __init__(self, path: str, part: str, *, mode: int) -> None:
         super().__init__(part, "x", opener=lambda name, flags: os.open(name, flags, mode))
@@ -374,7 +385,7 @@ class _Part(io.FileIO):
 
 @contextmanager
 def writing_to_disk(path: str, part: str, wanted_bytes: int = 0) -> Iterator[None]:
-    """Wraps a step of writing `path` that makes `part` `wanted_bytes` long.
+    """Wrap a step of writing `path`, after which the temporary file `part` is `wanted_bytes` long.
 
     Raises: ResourceError.
     """
@@ -448,7 +459,7 @@ def remove(path: str) -> None:
 
 
 def abort_uploads(folder: str) -> None:
-    """Abort the uploads to a folder that killed processes have left unfinished, as far as possible.
+    """Abort unfinished uploads to a folder that killed processes left behind, as far as possible.
 
     Only for the single writer of the folder.
     """
@@ -458,7 +469,8 @@ def abort_uploads(folder: str) -> None:
 
 
 def list_names(folder: str) -> list[str]:
-    """Names of the entries directly in `folder`, sorted; empty if there is no such folder."""
+    """Return the names of the entries directly in `folder`, sorted; empty if the folder does not
+    exist."""
     filesystem, inner = filesystem_of(folder)
     selector = fs.FileSelector(inner, recursive=False, allow_not_found=True)
     with reading(folder):
@@ -466,7 +478,7 @@ def list_names(folder: str) -> list[str]:
 
 
 def sizes_in(folder: str) -> dict[str, int]:
-    """Size in bytes of every file in `folder`, recursively, by its path inside it."""
+    """Return the size in bytes of every file in `folder`, recursively, by its path inside it."""
     filesystem, inner = filesystem_of(folder)
     selector = fs.FileSelector(inner, recursive=True, allow_not_found=True)
     with reading(folder):
@@ -476,12 +488,12 @@ def sizes_in(folder: str) -> dict[str, int]:
 
 
 def find_files(pattern: str) -> list[str]:
-    """The files that a path, a folder (searched recursively) or a glob names, sorted.
+    """Return the files that a path, a folder (searched recursively) or a glob names, sorted.
 
     Files and folders whose name begins with `.` or `_` are skipped, as in Spark, unless the pattern
     spells the name out. Under a URI the results are URIs too, with escapes. A web address (http,
-    https) is that of a single file, whatever characters it contains, and a local path that exists
-    is itself, not a glob.
+    https) always names a single file, whatever characters it contains, and a local path that exists
+    is taken literally, not as a glob.
     Raises: CorpusError if there are none; ResourceError if the storage cannot be queried.
     """
     paths, _ = find_all(pattern)
@@ -494,7 +506,8 @@ def find_files(pattern: str) -> list[str]:
 
 
 def find_all(pattern: str) -> tuple[list[str], list[str]]:
-    """The files that `find_files` finds, if any, and those that it skips, both sorted.
+    """Return the files that `find_files` finds, possibly none, and those that it skips, both
+    sorted.
 
     Raises: CorpusError for a name that is not UTF-8; ResourceError.
     """
@@ -512,7 +525,8 @@ def find_all(pattern: str) -> tuple[list[str], list[str]]:
 
 
 def similar(path: str) -> str:
-    """` (did you mean …?)` with a path beside the part of a local path that is not there."""
+    """Return ` (did you mean …?)` with an existing path like a missing local path; empty if there
+    is none."""
     missing = Path(path)
     if is_uri(path) or missing.exists():
         return ""
@@ -525,7 +539,7 @@ def similar(path: str) -> str:
 
 
 def _find(pattern: str) -> Iterator[tuple[str, bool]]:
-    """Every file, and whether its name, or that of a folder, hides it."""
+    """Yield every file, and whether it is hidden by its name or that of a folder."""
     is_literal = _WEB.match(pattern) or (not is_uri(pattern) and os.path.exists(pattern))
     spelled_out = pattern if is_literal else re.split(r"[*?\[]", pattern)[0]
     if spelled_out == pattern:
@@ -542,7 +556,7 @@ def _find(pattern: str) -> Iterator[tuple[str, bool]]:
 
 
 def _files_in(folder: str) -> Iterator[str]:
-    """The files in `folder`, recursively; `folder` itself if it is a file."""
+    """Yield the files in `folder`, recursively; `folder` itself if it is a file."""
     filesystem, inner = filesystem_of(folder)
     with reading(folder):
         kind = filesystem.get_file_info(inner).type
@@ -567,7 +581,7 @@ def _regex_of(glob: str) -> str:
 
 
 def sha256_of(path: str) -> str:
-    """Hexadecimal sha256 of a file's bytes. Raises: FileNotFoundError, ResourceError."""
+    """Return the hexadecimal sha256 of a file's bytes. Raises: FileNotFoundError, ResourceError."""
     digest = hashlib.sha256()
     with open_input(path) as file, reading(path):
         while chunk := file.read(CHUNK_BYTES):

@@ -77,7 +77,7 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     def files_in(self, folder: str) -> dict[str, str]:
-        """The sha256 of the outputs in a folder, by their paths inside it."""
+        """Return the sha256 of each output in a folder, by its path inside that folder."""
         return {
             name.removeprefix(f"{folder}/"): output.sha256
             for name, output in self.outputs.items()
@@ -86,7 +86,7 @@ class Manifest:
 
 
 def stage_digest(stage: str, config: dict[str, Any], inputs: dict[str, str]) -> str:
-    """sha256 of what determines a stage's output."""
+    """Return the sha256 of everything that determines a stage's output."""
     text = json.dumps([1, stage, config, inputs], sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -97,23 +97,23 @@ def write_manifest(folder: str, manifest: Manifest) -> None:
 
 
 def entries_of(manifest: Manifest) -> dict[str, Any]:
-    """The manifest as JSON, with the sha256 by which an edited one is noticed."""
+    """Return the manifest as JSON, with its own sha256, by which a later edit is noticed."""
     entries = dataclasses.asdict(manifest)
     return entries | {SEAL: _sha256(entries)}
 
 
 def _sha256(entries: dict[str, Any]) -> str:
-    """sha256 of the manifest's other entries, in one order."""
-    # Parsed again, since keys that are numbers become text, which has another order.
+    """Return the sha256 of the manifest's entries, in a fixed order."""
+    # Parsed again: number keys become strings, which sort in another order.
     text = json.dumps(json.loads(json.dumps(entries)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_manifest(folder: str) -> Manifest:
-    """The manifest of a complete folder.
+    """Read the manifest of a complete folder.
 
-    Raises: FormatError if there is none, if it is damaged, edited or names a file outside the
-        folder, or if newer code wrote it.
+    Raises: FormatError if it is missing, damaged, edited, names a file outside the folder, or was
+        written by newer code.
     """
     path = files.join(folder, NAME)
     try:
@@ -157,9 +157,10 @@ def is_complete(folder: str) -> bool:
 
 
 def folder_with(reference: str, *names: str) -> str | None:
-    """The folder that has one of these files: `reference` itself, or the bundle in it.
+    """Return the folder that has one of these files: `reference` itself, or the bundle in it; None
+    if neither has one.
 
-    So the output of a stage that makes a bundle stands for its bundle. None if neither has one.
+    So wherever a bundle is wanted, the output of a stage that makes one will do.
     """
     for folder in (reference, files.join(reference, BUNDLE)):
         if any(files.exists(files.join(folder, name)) for name in names):

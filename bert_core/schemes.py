@@ -1,4 +1,4 @@
-"""The schemes of object stores: what differs between them, one entry each.
+"""The URI schemes of object stores: one entry each, with what differs between them.
 
 Requests are made by `bert_core.storage`, with the client that an entry names.
 """

@@ -1,6 +1,8 @@
-"""Windows to scores, for evaluation during training, for prediction and for the server.
+"""Computes the scores of windows, for evaluation during training, for prediction and for the
+server.
 
-A backend computes them: here torch, from weights; those for graphs are in `engines`.
+Here is the base class of backends, and torch, which computes from weights; the backends for graphs
+are in `engines`.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +26,7 @@ Precision = Literal["fp32", "bf16"]
 
 
 class Backend(ABC):
-    """An engine that computes a model's scores. The model has one objective."""
+    """An engine that computes a model's scores. The model has a single objective."""
 
     engine: ClassVar[str]
     """Its name."""
@@ -34,31 +36,39 @@ class Backend(ABC):
     """Precision of its matrix products."""
 
     def __init__(self, model: ObjectiveModel, packed_from: float, budget_tokens: int) -> None:
-        """`model` defines the computation; its weights may be elsewhere (device `meta`)."""
+        """Keep what every engine needs.
+
+        Args:
+            model: defines the computation; its weights may be elsewhere (device `meta`).
+            packed_from: share of padding from which sequences are packed; 1 always pads.
+            budget_tokens: most tokens per forward pass, padding included.
+        """
         self.model, self.packed_from, self.budget_tokens = model, packed_from, budget_tokens
         ((self.name, objective),) = model.objectives.items()
         self.objective = cast("Objective", objective)
 
     @property
     def encoder_key(self) -> Hashable:
-        """Backends of equal keys compute with the same encoder, so that a pass can serve all."""
+        """Return a key that is equal for backends with the same encoder, so that one forward pass
+        can serve them all."""
         return id(self)
 
     @abstractmethod
     def logits(self, batch: Batch) -> Tensor:
-        """The scores of `Objective.logits`, on the CPU and in fp32."""
+        """Return the scores of `Objective.logits`, on the CPU and in fp32."""
 
     def joint_logits(
         self, backends: Sequence["Backend"], batches: Sequence[Batch]
     ) -> Sequence[Tensor]:
-        """`logits` of each backend for its batch; see `joint_scores`."""
+        """Return the `logits` of each backend for its batch; see `joint_scores`."""
         return [each.logits(batch) for each, batch in zip(backends, batches, strict=True)]
 
     def scores(self, windows: Sequence[Window], pad_id: int) -> list[np.ndarray]:
-        """The scores of each window in fp32, in order.
+        """Return the scores of each window in fp32, in order.
 
-        Windows of similar length run together, so a batch of mixed lengths needs little padding.
-        If tokens are scored, a window has (tokens, classes); if spans are, (its length, 2).
+        Windows of similar length run together, so a batch of mixed lengths needs little padding. A
+        window's scores have the shape (tokens, classes) if tokens are scored, (its length, 2) if
+        spans are.
         Raises: FormatError if a score is NaN.
         """
         return self.joint_scores([self], [windows], pad_id)[0]
@@ -66,11 +76,13 @@ class Backend(ABC):
     def joint_scores(
         self, backends: Sequence["Backend"], windows: Sequence[Sequence[Window]], pad_id: int
     ) -> list[list[np.ndarray]]:
-        """`scores` of each backend for its windows, where the encoder runs once for all of them.
+        """Return the `scores` of each backend for its windows, running the encoder once for all of
+        them.
 
         Args:
-            backends: of this one's `encoder_key`.
-            windows: for each backend as many; those at one place have the same ids and segments.
+            backends: backends with the same `encoder_key` as this one.
+            windows: the windows of each backend, equally many; those at the same index have the
+                same ids and segments.
         """
         scores = [[np.empty(0)] * len(own_windows) for own_windows in windows]
         with torch.inference_mode():
@@ -87,7 +99,7 @@ class Backend(ABC):
         return scores
 
     def _parts(self, scores: Tensor, windows: Sequence[Window]) -> Sequence[np.ndarray]:
-        """The scores of each window. Raises: FormatError if one is NaN."""
+        """Split a batch's scores by window. Raises: FormatError if a score is NaN."""
         logits, key = scores.numpy(), self.objective.position_key
         if np.isnan(logits).any():
             raise FormatError(
@@ -97,19 +109,19 @@ class Backend(ABC):
         if key is not None:
             ends = np.cumsum([len(window.positions[key]) for window in windows])
             return np.split(logits, ends[:-1])
-        if logits.ndim == 3:  # of every token, padding included
+        if logits.ndim == 3:  # scores of every token, padding included
             return [row[: window.tokens] for row, window in zip(logits, windows, strict=True)]
         return list(logits)
 
     def computed_tokens(self, windows: Sequence[Window]) -> int:
-        """Tokens that `scores` computes for these windows, padding included."""
+        """Return how many tokens `scores` computes for these windows, padding included."""
         return sum(
             laid_out_tokens([windows[place] for place in group], self.packed_from)
             for group in self._groups(windows)
         )
 
     def _collated(self, windows: Sequence[Window], pad_id: int) -> Batch:
-        """The batch of windows that run together."""
+        """Return the batch of windows that run together."""
         return collate(windows, pad_id, self.packed_from)
 
     def _groups(self, windows: Sequence[Window]) -> list[np.ndarray]:
@@ -118,7 +130,7 @@ class Backend(ABC):
 
 
 class TorchBackend(Backend):
-    """torch, on the device that the model's weights are on."""
+    """Computes with torch, on the device that the model's weights are on."""
 
     engine: ClassVar[str] = "torch"
 
@@ -132,7 +144,8 @@ class TorchBackend(Backend):
         """Compute with a model's weights.
 
         Args:
-            most_tokens: per forward pass, if memory allows fewer than would be fast.
+            packed_from: share of padding from which sequences are packed; 1 always pads.
+            most_tokens: most tokens per forward pass, if memory allows fewer than would be fast.
             precision: `bf16` runs matrix products in bfloat16, with autocast.
         """
         self.precision = precision
@@ -170,5 +183,5 @@ def scores_of(
     packed_from: float = 1.0,
     most_tokens: int = GPU_TOKENS,
 ) -> list[np.ndarray]:
-    """`Backend.scores` with torch."""
+    """Return `Backend.scores`, computed with torch."""
     return TorchBackend(model, packed_from, most_tokens).scores(windows, pad_id)

@@ -1,8 +1,8 @@
-"""Values against a declared type: a dataclass, or lists, objects and scalars.
+"""Checks values against a declared type: a dataclass, or lists, objects and scalars.
 
-`as_type` reads every JSON file that a person or a stranger may have written, so that a value of
-another kind is refused by its file and key; `bert_core.tasks.shapes` holds rows and requests to the
-same notion of a kind. What the values mean is left to others.
+`as_type` reads every JSON file that a person or a stranger may have written, so that a value of the
+wrong kind is rejected with its file and key; `bert_core.tasks.shapes` applies the same checks to
+rows and requests. What the values mean is left to others.
 """
 
 import json
@@ -34,7 +34,7 @@ MOST_BYTES = 128 << 20
 
 
 def check_size(size_bytes: int, where: str) -> None:
-    """Raises: FormatError if a file has more than `MOST_BYTES`, before it is read."""
+    """Check the size of a file before it is read. Raises: FormatError above `MOST_BYTES`."""
     if size_bytes > MOST_BYTES:
         raise FormatError(
             f"{where}: wanted at most {MOST_BYTES:,} bytes, got {size_bytes:,}: copy it again, or "
@@ -43,10 +43,10 @@ def check_size(size_bytes: int, where: str) -> None:
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """One JSON value. Raises: FormatError."""
+    """Parse one JSON value. Raises: FormatError naming `where`, the file."""
     try:
         return json.loads(data)
-    # Nested too deeply, or no JSON, or not in UTF-8, or a number of thousands of digits.
+    # Nested too deeply, not JSON, not in UTF-8, or a number of thousands of digits.
     except (ValueError, RecursionError) as error:
         raise FormatError(
             f"{where}: wanted JSON, it cannot be read ({error}): copy it again"
@@ -54,15 +54,15 @@ def parse_json(data: bytes, where: str) -> Any:
 
 
 def as_type(hint: Any, value: Any, where: str, *, key: str = "", closed: bool = False) -> Any:
-    """The value as an instance of the type that a hint declares.
+    """Return the value as an instance of the type that a hint declares.
 
-    Objects become dataclasses, and lists tuples, where the hint says so; whole numbers become
-    floats. Entries of an object that its dataclass lacks are ignored.
+    Objects become dataclasses, and lists tuples, if the hint says so; whole numbers become floats.
+    Entries of an object that its dataclass lacks are ignored.
 
     Args:
         where: the file, for messages.
         key: where in the file the value is.
-        closed: refuse entries that a dataclass lacks.
+        closed: reject entries that a dataclass lacks, rather than ignore them.
     Raises: FormatError naming the file, the key, what was wanted and what came.
     """
     kind = next((kind for kind in alternatives(hint) if check_of(kind)(value)), None)
@@ -110,7 +110,7 @@ def _object(kind: Any, value: Mapping[str, Any], where: str, key: str, *, closed
     }
     try:
         return kind(**values)
-    except ValueError as error:  # of the class's own checks
+    except ValueError as error:  # from the class's own checks
         raise FormatError(f"{where}: {inside}{error}") from error
 
 
@@ -120,16 +120,16 @@ def _refused(where: str, key: str, wanted: str, got: str) -> FormatError:
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types that a hint leaves open."""
+    """Return the types that a hint allows: the members of a union, or the hint itself."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 @cache  # called for every input of a request
 def fields_of(kind: Any, *, plain: bool = False) -> tuple[dict[str, Any], frozenset[str]]:
-    """The types of a dataclass's fields, and the names of those with a default.
+    """Return the types of a dataclass's fields, and the names of those with a default.
 
     Args:
-        plain: whether the types come without annotations.
+        plain: whether to strip annotations from the types.
     """
     hints = get_type_hints(kind, include_extras=not plain)
     optional = [
@@ -142,7 +142,7 @@ def fields_of(kind: Any, *, plain: bool = False) -> tuple[dict[str, Any], frozen
 
 @cache  # called for every value of a request
 def check_of(kind: Any) -> Callable[[Any], bool]:
-    """The test whether a value is of a type, whatever is inside it."""
+    """Return a test of whether a value has a type, regardless of what is inside it."""
     origin = get_origin(kind)
     if kind is Any:
         return lambda value: True
