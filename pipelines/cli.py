@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = _run(word, rest)
     except ModuleNotFoundError as error:
-        if not _lacking(word):  # nothing that an extra would mend
+        if not _lacking(word):  # no extra would fix this
             raise
         _fail(f"raybert {word}: {_way_out(word, error.name)}", 1)
     except ConfigError as error:
@@ -109,7 +109,7 @@ def _run(word: str, arguments: list[str]) -> int:
 
 
 def _lacking(word: str) -> str | None:
-    """A module of the command's extra that is not installed; None if there is none."""
+    """Return the first module of the command's extra that is not installed; None if all are."""
     modules = TELLING[EXTRAS[word]] if word in EXTRAS else ()
     return next((module for module in modules if find_spec(module) is None), None)
 
@@ -132,7 +132,8 @@ def _run_stage(word: str, config: Any) -> None:
 
 
 def _named(arguments: list[str], *names: str) -> list[str]:
-    """The arguments with names before the first ones, as far as those have none."""
+    """Put option names before leading positional arguments: `ID` → `--job ID`, for each name in
+    turn."""
     named: list[str] = []
     rest = list(arguments)
     for name in names:
@@ -142,13 +143,13 @@ def _named(arguments: list[str], *names: str) -> list[str]:
 
 
 def _listed(arguments: list[str], name: str) -> list[str]:
-    """The arguments with the first ones, as far as those have no name, as a list."""
+    """Turn leading positional arguments into one JSON list for the option `name`."""
     values = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
     return ([name, json.dumps(values)] if values else []) + arguments[len(values) :]
 
 
 def _applied(config: Any, arguments: list[str]) -> Any:
-    """The config in the file that is to be applied, with the other arguments on top of it."""
+    """Load the config file named by `apply`, and let the other arguments override it."""
     if config.models:
         raise ConfigError(
             f"models: wanted them in {config.apply}, which says all that is served, got "
@@ -163,7 +164,7 @@ def _applied(config: Any, arguments: list[str]) -> Any:
 
 
 def _with_one_value(arguments: list[str], name: str) -> list[str]:
-    """The arguments with the values after `name` as one: `--models a=x b=y` → `--models a=x,b=y`"""
+    """Join the values after the option `name`: `--models a=x b=y` → `--models a=x,b=y`"""
     named: list[str] = []
     rest = list(arguments)
     while rest:
@@ -179,7 +180,7 @@ def _with_one_value(arguments: list[str], name: str) -> list[str]:
 
 
 def _serve(config: Any) -> None:
-    """`serve` may not import `pipelines`, so Ray is started and stopped here."""
+    """Run `serve` with Ray started and stopped here, since `serve` may not import `pipelines`."""
     from pipelines.runtime import cluster
 
     stays = config.apply is not None or config.status or config.stop

@@ -30,7 +30,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 @dataclass(frozen=True)
 class Command:
-    """Where the config and the `run` function of a word are, and what it does."""
+    """What a word of `raybert` does, and the module of its config and `run` function."""
 
     module: str
     config: str
@@ -91,7 +91,7 @@ ALL = {**STAGES, **COMMANDS}
 
 
 def parse(word: str, arguments: list[str]) -> Any:
-    """The config that `raybert word arguments…` means.
+    """Parse the arguments of `raybert word` into its config.
 
     Raises: ConfigError; for an unknown key it names the nearest one. `--help` and
         `--print_config` print and exit.
@@ -114,7 +114,8 @@ def parse(word: str, arguments: list[str]) -> Any:
 
 
 def purpose_of(path: Path) -> str:
-    """The start of the comment at the top of a config, up to a line that ends a sentence."""
+    """Return the first sentences of the comment at the top of a config, up to a line that ends
+    one."""
     said: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#") or (said and said[-1].endswith((".", "?", "!"))):
@@ -124,14 +125,14 @@ def purpose_of(path: Path) -> str:
 
 
 def config_class(word: str) -> Any:
-    """The dataclass of a command's config."""
+    """Return the config dataclass of a command."""
     command = ALL[word]
     return getattr(importlib.import_module(command.module), command.config)
 
 
 @cache
 def parser_for(word: str) -> "ArgumentParser":
-    """The parser of one command: an option for every field of its config."""
+    """Build the parser of one command, with an option for every field of its config."""
     from jsonargparse import (
         ArgumentParser,
         DefaultHelpFormatter,
@@ -203,7 +204,7 @@ def _in_order(parser: "ArgumentParser", kind: Any) -> None:
 
 
 def _tasks() -> str:
-    """Where the tasks are told, for the end of a stage's help."""
+    """Return the end of a stage's help, which says where the tasks are described."""
     from bert_core.tasks.catalog import TASKS
 
     return (
@@ -213,8 +214,8 @@ def _tasks() -> str:
 
 
 def _with_brackets(arguments: list[str], parser: "ArgumentParser") -> list[str]:
-    """Put lists of numbers in brackets, as jsonargparse needs: `0,1,2` → `[0,1,2]`; a number alone,
-    too, where nothing but a list will do."""
+    """Put lists of numbers in brackets, as jsonargparse needs: `0,1,2` → `[0,1,2]`. A single number
+    gets brackets too if the option accepts only a list."""
     patterns = {}
     for action in parser._actions:
         kinds = [*alternatives(getattr(action, "_typehint", None))]
@@ -236,7 +237,7 @@ def _with_brackets(arguments: list[str], parser: "ArgumentParser") -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """The value with every `_Text` in it as a plain `str`."""
+    """Return the value with every `_Text` in it converted to a plain `str`."""
     if is_dataclass(value) and not isinstance(value, type):
         changes = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
         return replace(value, **changes)
@@ -244,7 +245,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Text(str):
-    """Quoted text: it stays text where jsonargparse would read it as a number."""
+    """Quoted text, which jsonargparse must not read as a number."""
 
 
 def _toml(text: str) -> Any:
@@ -259,7 +260,7 @@ def _toml(text: str) -> Any:
 
 
 def _toml_of(values: dict[str, Any]) -> str:
-    """The fields that are set, as TOML, which has no null."""
+    """Return the fields that are set as TOML, which has no null."""
     import tomlkit
 
     def without_none(values: dict[str, Any]) -> dict[str, Any]:
@@ -273,7 +274,7 @@ def _toml_of(values: dict[str, Any]) -> str:
 
 
 def _with_text(value: Any, kind: type[str] = _Text) -> Any:
-    """The value with every string in it converted to `kind`."""
+    """Return the value with every string in it converted to `kind`."""
     if isinstance(value, dict):
         return {str(name): _with_text(item, kind) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -282,7 +283,7 @@ def _with_text(value: Any, kind: type[str] = _Text) -> Any:
 
 
 def _check_toml(path: str) -> None:
-    """Raises: ConfigError naming the place where a config is no TOML."""
+    """Raise ConfigError naming the place where a config is not valid TOML."""
     try:
         _toml(Path(path).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -1,1 +1,1 @@
-"""Shared by the stages that answer rows: predictors, and the parts of an output."""
+"""Code shared by the stages that answer rows: predictors, and the parts of an output."""

@@ -88,7 +88,8 @@ class Read:
 
 
 class OutputPart:
-    """The rows of one part as they are processed: the input of each, and counts of the results."""
+    """Collects what one part yields as its rows are processed: each row's input, the rejected rows
+    and the counts."""
 
     def __init__(self, config: RowsConfig, inputs: type) -> None:
         self.columns = columns_of(config, inputs)
@@ -100,18 +101,18 @@ class OutputPart:
 
     @property
     def first_column(self) -> str:
-        """The column that a line of text is read as."""
+        """Return the column that a line of plain text is read into."""
         return next(iter(self.columns.values()))
 
     def check_names(self, names: Iterable[str], where: str) -> None:
-        """Raises: CorpusError if a row has a column that it must not have."""
+        """Raise CorpusError if a row has a column that is not allowed."""
 
     def reject(self, where: str, row: Any, kind: str, reason: str) -> None:
-        """Put a row aside; `kind` is the reason that it is counted under."""
+        """Put a row aside, counted under the reason `kind`."""
         self.rejected.append({"where": where, "kind": kind, "reason": reason, "row": row})
 
     def input_of(self, row: Read) -> Row | None:
-        """The task's input; None if the row lacks it: the row is then put aside."""
+        """Return the task's input; put the row aside and return None if the row lacks it."""
         values = {
             name: row.columns[column]
             for name, column in self.columns.items()
@@ -133,7 +134,8 @@ class OutputPart:
     def ask(
         self, predictor: "Predictor", rows: Sequence[Row], parameters: "Parameters"
     ) -> list[Any]:
-        """A model's answer to each row. Raises: InputError if it cannot take a row."""
+        """Return a model's answer to each row. Raises: InputError if the model cannot take a
+        row."""
         if not rows:
             return []
         windows = predictor.encode(rows, parameters)
@@ -146,7 +148,8 @@ def _is_needed(field: Field) -> bool:
 
 
 def columns_of(config: RowsConfig, inputs: type) -> dict[str, str]:
-    """Field of the input → its column. Raises: ConfigError for a field that does not exist."""
+    """Map each field of the input to its column. Raises: ConfigError for a field that does not
+    exist."""
     names = [field.name for field in fields(inputs)]
     unknown = [name for name in config.columns if name not in names]
     if unknown:
@@ -163,7 +166,7 @@ def check_files(
     inputs: type,
     check_names: Callable[[Iterable[str], str], None],
 ) -> None:
-    """Raises: ConfigError or CorpusError for what would put every row of a file aside."""
+    """Raise ConfigError or CorpusError if every row of some file would be put aside."""
     columns = columns_of(config, inputs)
     needed = {
         columns[field.name]
@@ -253,7 +256,7 @@ def make_parts(
 
     Args:
         work: writes a part and returns what `finish_part` returns.
-        kind: of the counts.
+        kind: the class of the counts.
     Raises: CorpusError if no row could be answered.
     """
     blocks = plan_blocks(corpus, config.part_bytes or usual_part_bytes(corpus))
@@ -303,7 +306,7 @@ def make_parts(
 
 
 def usual_part_bytes(corpus: Corpus) -> int:
-    """The size of parts that is taken by default: a function of the files alone."""
+    """Return the default part size in bytes, which depends on the files alone."""
     size_bytes = sum(file.size_bytes * file.expansion for file in corpus.files)
     return min(max(round(size_bytes / PARTS_WANTED), LEAST_PART_BYTES), MOST_PART_BYTES)
 
@@ -313,10 +316,11 @@ def _record_of(config: RowsConfig, number: int) -> str:
 
 
 def finish_part(config: RowsConfig, number: int, part: OutputPart, suffix: str) -> dict[str, Any]:
-    """Write the rows that were put aside and then, last, the record that marks the part finished.
+    """Write the rows that were put aside, then the record that marks the part as finished.
 
     Args:
-        suffix: of the part's file in `ROWS`, which is already written.
+        suffix: that of the part's file in `ROWS`, which is already written.
+    Returns: the record.
     """
     paths = [row_file(number, suffix)]
     if part.rejected:
@@ -337,17 +341,17 @@ def finish_part(config: RowsConfig, number: int, part: OutputPart, suffix: str) 
 
 
 def row_file(number: int, suffix: str) -> str:
-    """Path of a part's file inside the output."""
+    """Return the path of a part's file inside the output."""
     return f"{ROWS}/part-{number:05d}.{suffix}"
 
 
 def is_table(block: Block) -> bool:
-    """Whether a block is of Parquet files."""
+    """Whether a block consists of Parquet files."""
     return reader_of(block.extents[0].file).rows == "table"
 
 
 def read_texts(block: Block, part: OutputPart) -> Iterator[Read]:
-    """The readable rows of JSON, CSV, TSV and text; the others are put aside."""
+    """Yield the readable rows of JSON, CSV, TSV and text files; put the others aside."""
     for extent in block.extents:
         if reader_of(extent.file).rows == "cells":
             yield from _cells(extent, part)
@@ -409,8 +413,8 @@ def _pieces(extent: Extent, block: Block, part: OutputPart) -> Iterator[Read]:
 def read_tables(
     block: Block, part: OutputPart, at_once: int
 ) -> Iterator[tuple[pa.Table, list[Read]]]:
-    """Batches of Parquet rows, as a table of all columns and as rows; an empty table gives one
-    empty batch, for its columns."""
+    """Yield batches of Parquet rows, each as a table of all columns and as rows. For an empty
+    table, yield one empty batch so that its columns are known."""
     for where, table in read_row_groups(block):
         needed = [name for name in table.column_names if name in part.columns.values()]
         for start in range(0, max(1, len(table)), at_once):

@@ -1,4 +1,5 @@
-"""Rows to answers: the model, loaded once per process, and rows spread over workers."""
+"""Runs a model over rows: the model is loaded once per process, and the rows spread over
+workers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -81,7 +82,7 @@ def _predict(
 
 
 def options_text(options: Mapping[str, Any]) -> str:
-    """Options as JSON, the hashable form that `predictor_of` caches by."""
+    """Return options as JSON: a hashable form, which `predictor_of` caches by."""
     return json.dumps(options, sort_keys=True)
 
 
@@ -89,7 +90,7 @@ def options_text(options: Mapping[str, Any]) -> str:
 def predictor_of(
     folder: Path, threads: int, task: str | None = None, options: str = NO_OPTIONS
 ) -> "Predictor":
-    """The model, loaded once per process."""
+    """Return the model, loaded once per process."""
     from bert_core.inference.predictor import Predictor
 
     return Predictor(
@@ -98,8 +99,8 @@ def predictor_of(
 
 
 def answer_cells(task: "Task", answer: Any, prefix: str, column: str) -> dict[str, Any]:
-    """The cells that an answer adds to its row: the best of it in columns named with `prefix`, and
-    the whole answer in `column`, unless that is empty."""
+    """Return the cells that an answer adds to its row: the best answer in columns that start with
+    `prefix`, and the whole answer in `column` unless `column` is empty."""
     best = {f"{prefix}{name}": value for name, value in task.cells(answer).items()}
     return best | ({column: answer} if column else {})
 
@@ -107,7 +108,7 @@ def answer_cells(task: "Task", answer: Any, prefix: str, column: str) -> dict[st
 def answer_columns(
     task: "Task", answers: Sequence[Any], prefix: str = "predicted_", column: str = ANSWER
 ) -> dict[str, pa.Array]:
-    """`answer_cells` of all answers as Arrow arrays; the whole answer is JSON there."""
+    """Return the `answer_cells` of all answers as Arrow arrays, with the whole answer as JSON."""
     rows = [answer_cells(task, answer, prefix, column) for answer in answers]
     types = {f"{prefix}{name}": kind for name, kind in task.cell_types.items()}
     arrays = {name: pa.array([row[name] for row in rows], kind) for name, kind in types.items()}

@@ -71,7 +71,7 @@ class BenchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """The result of a loop."""
+    """The result of one load loop."""
 
     kind: Literal["closed", "open"]
     load: float
@@ -156,7 +156,7 @@ HEADER = (
 
 
 def line(loop: Loop) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     load = f"{loop.load:g} connections" if loop.kind == "closed" else f"{loop.load:g}/s"
     times = "".join(
         f"{value:>9.1f}" for value in (loop.p50_ms, loop.p90_ms, loop.p99_ms, loop.max_ms)
@@ -184,7 +184,7 @@ def _judge(config: BenchConfig, loops: Sequence[Loop]) -> None:
 
 
 def inputs_of(source: str) -> list[Any]:
-    """The inputs in a file, cut as `raybert predict` cuts it: texts, or objects.
+    """Read the inputs in a file, cut as `raybert predict` cuts it: texts, or objects.
 
     Raises: CorpusError if there is none, or it cannot be read.
     """
@@ -211,7 +211,7 @@ def inputs_of(source: str) -> list[Any]:
 
 
 def _column_of(source: str) -> list[str]:
-    """The texts in the column `text` of a CSV or TSV file."""
+    """Return the texts in the column `text` of a CSV or TSV file."""
     with files.open_stream(source) as stream:
         table = TextTable(stream, source)
         if TEXT not in table.columns:
@@ -227,7 +227,7 @@ def _column_of(source: str) -> list[str]:
 
 
 def bodies_of(config: BenchConfig, inputs: Sequence[Any]) -> list[bytes]:
-    """Bodies of requests, which together have every input at least once."""
+    """Return request bodies that together contain every input at least once."""
     size = config.batch_size
     count = -(-len(inputs) // size)
     bodies = []
@@ -241,7 +241,8 @@ def bodies_of(config: BenchConfig, inputs: Sequence[Any]) -> list[bytes]:
 
 
 def plot(loops: Sequence[Loop], path: Path) -> None:
-    """Latency by answers per second: a line per kind of loop, its 50th and its 99th percentile."""
+    """Plot latency against answers per second: the 50th and 99th percentile for each kind of
+    loop."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 

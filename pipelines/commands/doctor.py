@@ -86,7 +86,7 @@ def run(config: DoctorConfig) -> None:
 
 
 def examine(config: DoctorConfig) -> Iterator[Finding]:
-    """Do every check, and go on where one fails."""
+    """Run every check, and continue after one fails."""
     here, of_cluster, by_ssh = nodes.facts(), list[Node](), list[Node]()
     if config.hosts is not None:
         yield from _findings_of("hosts", "", partial(_ask_by_ssh, config.hosts, by_ssh))
@@ -95,7 +95,7 @@ def examine(config: DoctorConfig) -> Iterator[Finding]:
     with ExitStack() as stack:
         marker = None
         if config.storage is not None:
-            with suppress(RaybertError):  # the check of the storage reports it
+            with suppress(RaybertError):  # the storage check reports it
                 marker = stack.enter_context(storage_checks.marker(config.storage))
         if (address := cluster.address_to_join(config.address)) is not None:
             yield from _findings_of(
@@ -117,7 +117,7 @@ def examine(config: DoctorConfig) -> Iterator[Finding]:
 def _node(
     node: Node, here: Node, checks: Mapping[str, NodeCheck], answered: Callable[[], None]
 ) -> Iterator[Finding]:
-    """The findings about one machine; that it has not answered is the only one then."""
+    """Yield the findings about one machine; if it has not answered, that is the only one."""
     yield from _findings_of("node", node.name, answered)
     if not node.problem:
         for name, check in checks.items():
@@ -125,7 +125,7 @@ def _node(
 
 
 def _ask_by_ssh(path: str, hosts: list[Node]) -> str:
-    """Ask the hosts of a launcher's file, which are added to `hosts`."""
+    """Ask the hosts in a launcher's file, and add them to `hosts` in place."""
     hosts += Hosts.read(path).ask()
     answered = sum(not node.problem for node in hosts)
     return f"{answered} of {counted(len(hosts), 'host')} in {path} answer"
@@ -134,7 +134,7 @@ def _ask_by_ssh(path: str, hosts: list[Node]) -> str:
 def _findings_of(
     check: str, where: str, work: Callable[[], str | Iterator[str] | None]
 ) -> Iterator[Finding]:
-    """The findings of one check: a line or several, until one is wrong."""
+    """Yield the findings of one check: one or more, up to the first problem."""
     try:
         texts = work()
         for text in [texts] if isinstance(texts, str) else texts or ():
@@ -144,7 +144,7 @@ def _findings_of(
 
 
 def _join(config: DoctorConfig, address: str, marker: str | None, of_cluster: list[Node]) -> str:
-    """Reach the cluster and ask its nodes, which are added to `of_cluster`."""
+    """Reach the cluster, ask its nodes, and add them to `of_cluster` in place."""
     marker = None if marker is None else files.absolute(marker)
     uri = urlsplit(server.tracking_uri(config.tracking_uri))
     servers = [(uri.hostname, uri.port)] if uri.hostname and uri.port else []
@@ -167,7 +167,7 @@ def _ask_by_job(
     *,
     allow_open_cluster: bool,
 ) -> list[Node]:
-    """The nodes of a cluster of which only the job server is reached."""
+    """Return the nodes of a cluster of which only the job server can be reached."""
     client = cluster.job_client(address, allow_open_cluster=allow_open_cluster)
     with tempfile.TemporaryDirectory(prefix="raybert-doctor-") as folder:
         shutil.copy(nodes.__file__, Path(folder, "nodes.py"))
@@ -193,10 +193,10 @@ def _ask_by_job(
 
 
 def _token(told: Collection[str]) -> Iterator[str]:
-    """Whether Ray finds a token, and others do not.
+    """Check that Ray finds a token, and that only its owner can read the token's file.
 
     Args:
-        told: the key files of which it has been said that others read them.
+        told: paths of key files already reported as readable by others.
     """
     path = token_path()
     if ray_token.token() is None:
@@ -213,7 +213,7 @@ def _token(told: Collection[str]) -> Iterator[str]:
 
 
 def _ports() -> Iterator[str]:
-    """Who has the ports that raybert listens on by default; one in use is no fault."""
+    """Say which process uses each of raybert's default ports; a port in use is not an error."""
     for port, command in PORTS.items():
         try:
             require_free("127.0.0.1", port)

@@ -73,7 +73,7 @@ def run(config: DrainConfig) -> None:
 
 
 def _notice(name: str, poll_every_s: float) -> Notice:
-    """Wait for one."""
+    """Wait for a preemption notice, and return it."""
     look: Callable[[], Notice | None] = notices.source(name)
     say(f"waiting for a notice of preemption ({name})")
     failures = 0
@@ -107,7 +107,8 @@ def _drain(config: DrainConfig, notice: Notice) -> None:
 
 
 def _node(node_id: str | None) -> dict[str, Any]:
-    """The node as Ray describes it."""
+    """Return Ray's description of the node. Raises: ResourceError if it is not in the cluster, or
+    is the head."""
     import ray
 
     alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}

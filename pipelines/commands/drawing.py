@@ -41,7 +41,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Box:
-    """A stage in the flow."""
+    """A stage in the flow chart."""
 
     title: str
     text: Sequence[str]
@@ -50,7 +50,7 @@ class Box:
 
 
 def chart(lines: Sequence[Line], label: str, *, from_zero: bool = False) -> Markup:
-    """Lines over steps. The legend is the page's."""
+    """Draw lines over steps. The page adds the legend."""
     drawn = [points for line in lines for points in (line.points, *line.faint)]
     x = _range(np.concatenate([points[:, 0] for points in drawn]))
     y_low, y_high = _range(np.concatenate([points[:, 1] for points in drawn]))
@@ -84,11 +84,11 @@ def chart(lines: Sequence[Line], label: str, *, from_zero: bool = False) -> Mark
 
 
 def flow(boxes: Sequence[Box], links: Sequence[tuple[int, int]], *, upright: bool) -> Markup:
-    """Stages with arrows from each to those that took its output: left to right, or top to bottom
-    for a narrow screen.
+    """Draw the stages, with an arrow from each to the stages that used its output.
 
     Args:
-        links: from one box to another, by their places; no circles.
+        links: (from, to) positions in `boxes`; no cycles.
+        upright: draw from top to bottom, for a narrow screen, rather than from left to right.
     """
     depth = [0] * len(boxes)
     for _ in boxes:
@@ -143,9 +143,9 @@ def flow(boxes: Sequence[Box], links: Sequence[tuple[int, int]], *, upright: boo
 
 
 def wrapped(text: str, most: int = CHARACTERS) -> list[str]:
-    """The words of a text in lines."""
+    """Break a text into lines of about `most` characters."""
     lines = [""]
-    for word in text.split(" "):  # not where a space is to hold
+    for word in text.split(" "):  # not at non-breaking spaces
         if lines[-1] and len(lines[-1]) + 1 + len(word) > most:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
@@ -166,7 +166,7 @@ def _range(values: np.ndarray) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two."""
+    """Return round numbers between `low` and `high`."""
     rough = (high - low) / 5
     unit = 10 ** math.floor(math.log10(rough))
     step = unit * next(each for each in (1, 2, 5, 10) if each * unit >= rough)
@@ -185,6 +185,6 @@ def _y(value: float, bounds: tuple[float, float]) -> float:
 def _path(points: Points, x: tuple[float, float], y: tuple[float, float]) -> str:
     kept = points[np.unique(np.linspace(0, len(points) - 1, MOST_POINTS).round().astype(int))]
     places = [f"{_x(step, x):.1f} {_y(value, y):.1f}" for step, value in kept]
-    if len(places) <= FEW_POINTS:  # dots: between them nobody measured
+    if len(places) <= FEW_POINTS:  # dots: nothing was measured between them
         return "".join(f"M{place}h.1" for place in places)
     return f"M{places[0]}L{' '.join(b for _, b in pairwise(places))}"

@@ -105,7 +105,7 @@ def run(config: InspectConfig) -> None:
 
 
 def look(config: InspectConfig) -> dict[str, Found]:
-    """The requested sections, by name.
+    """Return the requested sections, by name.
 
     Raises: ConfigError if the model lacks a requested head; InputError if a text is too long, or
         lacks the word.
@@ -124,11 +124,11 @@ def look(config: InspectConfig) -> dict[str, Found]:
 
 
 def write_page(path: str, sections: dict[str, Found]) -> int:
-    """Write the page, whole or not at all; returns its size in bytes."""
-    # No text may close the script element that it is in.
+    """Write the page atomically; return its size in bytes."""
+    # No text may close the script element around it.
     data = json.dumps(sections, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     page = PAGE.read_text(encoding="utf-8").replace("{{style}}", style() + _shared("attention.css"))
-    script = _shared("attention.js").replace("\nexport ", "\n")  # of a module, inside a page
+    script = _shared("attention.js").replace("\nexport ", "\n")  # not a module
     page = page.replace("{{attention}}", script).replace(DATA, data)
     encoded = page.encode()
     files.write_bytes(path, encoded)
@@ -136,17 +136,18 @@ def write_page(path: str, sections: dict[str, Found]) -> int:
 
 
 def style() -> str:
-    """The style sheet of pages: the colours that they share with the server's, and their shapes."""
+    """Return the style sheet: the colours shared with the server's pages, and the report's own
+    rules."""
     return _shared("palette.css") + PAGE.with_name("look.css").read_text(encoding="utf-8")
 
 
 def _shared(name: str) -> str:
-    """A file that the server's page has too."""
+    """Read a file that the server's page uses too."""
     return (resources.files("tracking") / name).read_text(encoding="utf-8")
 
 
 def summary(sections: dict[str, Found]) -> list[str]:
-    """The page's content in a few lines per section."""
+    """Summarize the page in a few lines per section."""
     return [
         line for name, section in sections.items() for line in SECTIONS[name].summarize(section)
     ]
@@ -237,7 +238,8 @@ def _word(config: InspectConfig, heads: Heads) -> Found:
 
 
 def _with_head(config: InspectConfig, heads: Heads, field: str, task: str) -> "Predictor":
-    """Raises: ConfigError if the model has no head for the task that a field asks for."""
+    """Return the predictor for `task`. Raises: ConfigError naming `field` if the model has no head
+    for it."""
     try:
         return heads(task)
     except FormatError as error:  # the bundle has loaded, so only the head can be missing
@@ -248,7 +250,8 @@ def _with_head(config: InspectConfig, heads: Heads, field: str, task: str) -> "P
 
 
 def _ask(predictor: "Predictor", request: Any, field: str, parameters: Any = None) -> Any:
-    """Raises: InputError naming the field if its text is longer than the model's positions."""
+    """Return the model's answer. Raises: InputError naming the field if its text is longer than the
+    model's positions."""
     parameters = parameters or predictor.task.parameters()
     rows = predictor.rows([request])
     windows = predictor.task.encode(
@@ -304,7 +307,8 @@ def _nearest_lines(seen: Found) -> list[str]:
 
 
 def _word_lines(seen: Found) -> list[str]:
-    """The pairs of uses most and least alike after the last layer, with their cosines by layer."""
+    """Summarize a word's uses: the pair most alike after the last layer and the pair least alike,
+    with their cosines by layer."""
     matrices, uses = np.array(seen["cosines"]), seen["uses"]
     pairs = sorted(combinations(range(len(uses)), 2), key=lambda pair: -matrices[-1][pair])
     lines = [f"{seen['word']!r} in {len(uses)} places, cosines by layer from its embedding on"]

@@ -36,7 +36,7 @@ class JobsConfig(JobServerConfig):
 
 
 def run(config: JobsConfig) -> int:
-    """Do what is asked; returns an exit code, when attached that of the job."""
+    """Do what is asked; return an exit code, which is the job's own after `attach`."""
     server = JobServer.of(config)
     if config.job is None:
         rows = listing.rows(server)
@@ -46,7 +46,7 @@ def run(config: JobsConfig) -> int:
             say(f"no jobs of `raybert submit` at {server.address}")
         return 0
     job_id = server.find(config.job).submission_id
-    assert job_id is not None  # found by it
+    assert job_id is not None  # looked up by id
     if config.action == "logs":
         print(server.log(job_id), end="", flush=True)
         return 0
@@ -56,7 +56,7 @@ def run(config: JobsConfig) -> int:
 
 
 def _stop(server: JobServer, job_id: str) -> int:
-    """Stop a job, and show what it prints meanwhile; returns 1 if it did not stop."""
+    """Stop a job, and print its output meanwhile; return 1 if it did not stop."""
     job = server.job(job_id)
     if job is None or job.status.is_terminal():
         say(f"job {job_id} has already ended: {ending_of(job)}")

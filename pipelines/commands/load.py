@@ -37,7 +37,7 @@ class Target:
 
 @dataclass(kw_only=True)
 class Measured:
-    """The requests of one loop."""
+    """The measurements of one loop."""
 
     latencies_ms: list[float] = field(default_factory=list)
     """Latencies of answered requests."""
@@ -53,12 +53,12 @@ class Measured:
         return self.outcomes[OK] / self.duration_s if self.duration_s else 0.0
 
     def percentile_ms(self, percent: float) -> float:
-        """NaN if nothing was answered."""
+        """Return a percentile of the latencies in ms; NaN if nothing was answered."""
         return float(np.percentile(self.latencies_ms, percent)) if self.latencies_ms else np.nan
 
 
 async def closed_loop(target: Target, connections: int, seconds: float) -> Measured:
-    """Ask over a number of connections, each after its last answer."""
+    """Send requests over a number of connections, each as soon as its last one is answered."""
     measured, turns = Measured(), count()
 
     async def ask_until(session: aiohttp.ClientSession, end_s: float) -> None:
@@ -73,7 +73,8 @@ async def closed_loop(target: Target, connections: int, seconds: float) -> Measu
 
 
 async def open_loop(target: Target, per_s: float, seconds: float, seed: int = 0) -> Measured:
-    """Ask at a rate, the intervals drawn from an exponential distribution (a Poisson process)."""
+    """Send requests at a fixed mean rate, at exponentially distributed intervals (a Poisson
+    process)."""
     measured = Measured()
     rng = np.random.default_rng(seed)
     due_s = np.cumsum(rng.exponential(1 / per_s, size=int(per_s * seconds * 2) + 10))
@@ -98,7 +99,7 @@ async def _timed(
     measured: Measured,
     loop: Callable[[aiohttp.ClientSession], Awaitable[None]],
 ) -> Measured:
-    """Run a loop with a session of its own; 0 connections are as many as are needed."""
+    """Run a loop with an HTTP session of its own; 0 connections means no limit."""
     connector = aiohttp.TCPConnector(limit=connections)
     timeout = aiohttp.ClientTimeout(total=target.timeout_s)
     headers = {"Content-Type": "application/json", **target.headers}

@@ -122,7 +122,7 @@ def _stages(config: QuickstartConfig) -> Iterator[tuple[str, Manifest]]:
 
 
 def _relative(path: str) -> str:
-    """A relative path, so that the printed commands work elsewhere too."""
+    """Return a relative path, so that the printed commands work elsewhere too."""
     return os.path.relpath(path)
 
 
@@ -153,14 +153,14 @@ def _query(config: QuickstartConfig) -> list[Asked]:
 
 
 def _fill_masks(address: str) -> Iterator[Asked]:
-    """Words in place of a mask."""
+    """Ask for words in place of a mask."""
     for text in MASKED:
         best = _post(f"{address}/v1/models/masks", {"inputs": text, "parameters": {"top_k": 3}})
         yield text, [(percent(each["score"]), each["token_str"]) for each in best]
 
 
 def _search(address: str) -> Iterator[Asked]:
-    """The held-out docstrings nearest to a question."""
+    """Ask for the held-out docstrings nearest to a question."""
     texts = [row["text"] for row in _rows()]
     vectors = _vectors(address, texts)
     for query in QUERIES:
@@ -180,7 +180,8 @@ def _vectors(address: str, texts: list[str]) -> np.ndarray:
 
 
 def _classify(address: str) -> Iterator[Asked]:
-    """Which library held-out docstrings are from, by the model and in truth."""
+    """Ask which library held-out docstrings are from, and give the true library beside the
+    answer."""
     rows = _rows()
     for place in np.random.default_rng(0).choice(len(rows), QUESTIONS, replace=False):
         row = rows[place]
@@ -191,7 +192,7 @@ def _classify(address: str) -> Iterator[Asked]:
 
 
 def _rows() -> list[dict[str, str]]:
-    """The held-out rows that are prose: neither ruled tables nor lists of names."""
+    """Return the held-out rows that are prose: neither ruled tables nor lists of names."""
     from bert_core.tasks.text_classification import OneLabel
     from bert_core.tasks.texts import TextInput
 
@@ -201,7 +202,8 @@ def _rows() -> list[dict[str, str]]:
 
 @contextmanager
 def _server(port: int) -> Iterator[str]:
-    """A `raybert serve` that is ready; stopped on exit, with all processes that it started."""
+    """Run `raybert serve`, and yield its address once it is ready; stop it and its processes on
+    exit."""
     arguments = [
         "serve",
         "--config",
@@ -256,7 +258,7 @@ def _post(url: str, body: dict[str, Any]) -> Any:
 
 
 def _report(done: dict[str, Manifest], questions: list[Asked], seconds: float) -> None:
-    """Print what was learnt and what to do next, and write the page for others."""
+    """Print the results and what to do next, and write the page to share."""
     page = Path(FOLDER) / REPORT
     folders = [_relative(docstrings.folder()), *(f"{FOLDER}/{name}" for name in FOLDERS)]
     runs = runs_of(folders, None)
@@ -285,7 +287,7 @@ def _report(done: dict[str, Manifest], questions: list[Asked], seconds: float) -
 
 
 def _speeds(done: dict[str, Manifest], seconds: float) -> Iterator[tuple[str, str]]:
-    """How fast the stages were, and the time of all."""
+    """Yield the speed of each stage, and the total time."""
     for stage, manifest in done.items():
         counts = manifest.counts
         if names.WORDS_PER_S in counts:

@@ -143,7 +143,7 @@ def write_report(
     title: str | None = None,
     tried: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (),
 ) -> int:
-    """Write the page, whole or not at all; returns its size in bytes.
+    """Write the page atomically; return its size in bytes.
 
     Args:
         tried: what the model was asked, and its answers with their scores.
@@ -178,7 +178,7 @@ def write_report(
 
 
 def summary(runs: Sequence[Run]) -> list[str]:
-    """The results in words; runs of one stage are distinguished by their names."""
+    """Describe the results in words; runs of one stage are distinguished by their names."""
     scratch, worth = _worth_of_pretraining(runs)
     texts = [(run, worth if run is scratch else run.sentence) for run in runs]
     stages = Counter(run.stage for run, text in texts if text and run is not scratch)
@@ -190,13 +190,13 @@ def summary(runs: Sequence[Run]) -> list[str]:
 
 
 def _short_name(run: Run) -> str:
-    """Its name without that of its stage."""
+    """Return the run's name without its stage."""
     return run.name.removeprefix(f"{run.stage} ")
 
 
 def _worth_of_pretraining(runs: Sequence[Run]) -> tuple[Run | None, str]:
-    """Compare two fine-tunings that differ only in pretraining: the one from random weights, and
-    the difference in words."""
+    """Compare two fine-tunings that differ only in whether they start from pretrained weights.
+    Return the one from random weights, and the difference in words."""
     tuned = [run for run in runs if run.stage == "finetune" and run.counts.get("seeds")]
     for scratch in tuned:
         for other in tuned:
@@ -218,7 +218,8 @@ def _worth_of_pretraining(runs: Sequence[Run]) -> tuple[Run | None, str]:
 def paired_difference(
     ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, float]], metric: str
 ) -> tuple[float, float]:
-    """Mean difference of a metric over the same seeds, and its standard error, NaN for one seed."""
+    """Return the mean difference of a metric over the same seeds, and its standard error (NaN for
+    one seed)."""
     other = {seed["seed"]: seed[metric] for seed in theirs}
     differences = np.array([seed[metric] - other[seed["seed"]] for seed in ours])
     error = differences.std(ddof=1) / np.sqrt(len(differences)) if len(differences) > 1 else np.nan
@@ -226,7 +227,7 @@ def paired_difference(
 
 
 def _tiles(runs: Sequence[Run]) -> Iterator[Headline]:
-    """The figures that matter most."""
+    """Yield the most important figures."""
     yield from (run.manifest.headline for run in reversed(runs) if run.manifest.headline)
     spent = [run.spent for run in runs if run.spent is not None]
     if spent:
@@ -249,7 +250,7 @@ def _flows(runs: Sequence[Run], requested: Sequence[Run]) -> list[Markup]:
 
 
 def _compared(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Runs of one stage beside each other: what differs in their settings and what came out."""
+    """Compare runs of one stage: which settings differ, and the results of each."""
     by_work = defaultdict(list)
     for run in runs:
         by_work[run.work].append(run)
@@ -285,7 +286,7 @@ def _differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def _charts(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """The curves of each stage that trains; runs of one stage are drawn together."""
+    """Yield the curves of each stage that trains, with all runs of a stage in the same charts."""
     by_work: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
         if any(len(curve.mean) > 1 for curve in run.curves):
@@ -322,7 +323,7 @@ def _chart(kind: str, runs: Sequence[Run]) -> dict[str, Any] | None:
 
 
 def _legends(curves: Sequence[tuple[Run, Curve]]) -> list[str]:
-    """Names of lines that say only what differs: the run, the metric, and on which rows."""
+    """Name the lines of a chart by what differs between them: the run, the metric, and the rows."""
     runs = len({run.place for run, _ in curves}) > 1
     metrics = len({curve.metric for _, curve in curves}) > 1
     rows = len({curve.name.rpartition("/")[0] for _, curve in curves}) > 1
@@ -343,7 +344,7 @@ def _line(curve: Curve, name: str, colour: int) -> Line:
 
 
 def _times(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Where the time of each run went; an activity has one colour in all of them."""
+    """Show where the time of each run went, with the same colour for an activity in every run."""
     spent = [(run.name, run.spent) for run in runs if run.spent is not None and run.spent.wall_s]
     shown = [
         name
@@ -397,7 +398,7 @@ def _evaluation(run: Run) -> dict[str, Any] | None:
 
 
 def _confusion(run: Run) -> dict[str, Any] | None:
-    """Counts of true against predicted labels, of a task that gives each row one label."""
+    """Count true against predicted labels, for a task that gives each row one label."""
     from tracking.runs.plots import readable
 
     path = files.join(run.place, PREDICTIONS)

@@ -60,7 +60,7 @@ class Run:
 
     @property
     def work(self) -> tuple[str, str]:
-        """Stage and task: runs of the same are compared."""
+        """Return stage and task: runs that agree in both are compared."""
         return self.stage, str(self.manifest.config.get("task", ""))
 
     @property
@@ -69,41 +69,41 @@ class Run:
 
     @property
     def result(self) -> str:
-        """The stage's result in one line."""
+        """Return the stage's result in one line."""
         return self.manifest.line or first_counts(self.counts)
 
     @property
     def sentence(self) -> str:
-        """The same for a reader who knows neither the stage nor its figures."""
+        """Return the result for a reader who knows neither the stage nor its figures."""
         return self.manifest.sentence or f"`{self.stage}` has finished: {self.result}."
 
     @cached_property
     def digests(self) -> frozenset[str]:
-        """All digests by which another run may have taken it as an input."""
+        """Return all digests by which another run may have recorded this one as an input."""
         return digests_of(self.manifest)
 
     def text(self, name: str) -> str | None:
-        """The text of one of its files; None if it has no such file."""
+        """Return the text of one of the run's files; None if it has no such file."""
         return _text(self.place, name)
 
 
 def runs_of(references: Sequence[str], uri: str | None, downloads: str | None = None) -> list[Run]:
-    """The runs, in the order given.
+    """Load runs, in the order given.
 
     Args:
         references: folders or URIs of outputs, or ids of MLflow runs.
-        uri: of the MLflow store, for ids.
+        uri: the MLflow store, for ids.
         downloads: folder for the files of runs that only MLflow has; by default a temporary one,
             which stays.
-    Raises: ConfigError if a reference is no finished run.
+    Raises: ConfigError if a reference is not a finished run.
     """
     store = cache(lambda: Store(tracking_uri(uri), downloads))
     return [_run(reference, store) for reference in references]
 
 
 def with_ancestors(runs: Sequence[Run]) -> list[Run]:
-    """The runs and all that they were made from, ancestors first, as far as their folders are still
-    what was read, or MLflow has them."""
+    """Return the runs and those they were made from, ancestors first. An ancestor is left out if
+    its folder has changed since it was read and MLflow does not have it either."""
     by_place: dict[str, Run] = {}
 
     def add(run: Run) -> None:
@@ -121,7 +121,8 @@ def with_ancestors(runs: Sequence[Run]) -> list[Run]:
 
 
 def links(runs: Sequence[Run]) -> list[tuple[int, int]]:
-    """Which run took which as an input, by their places; without those that a longer way says."""
+    """Return (source, target) positions of runs where the target used the source's output; links
+    implied by a longer path are left out."""
     direct = {
         (source, target)
         for target, run in enumerate(runs)
@@ -139,7 +140,7 @@ def links(runs: Sequence[Run]) -> list[tuple[int, int]]:
 
 
 def _is_input(source: Run, run: Run) -> bool:
-    # The built-in corpus goes by its word.
+    # The built-in corpus is referred to by its name, not by a path.
     return bool(source.digests & {*run.manifest.inputs.values()}) or source.stage in (
         run.sources.values()
     )
@@ -153,7 +154,7 @@ class Store:
         self._runs: dict[str, Run] = {}
 
     def run(self, run_id: str) -> Run:
-        """A run as its folder has it, if that is still its, or else as MLflow has it.
+        """Load a run from its folder if that still holds the run, else from MLflow.
 
         Raises: ConfigError if there is no such run, or no stage made it.
         """
@@ -172,7 +173,7 @@ class Store:
         return self._downloaded(stored)
 
     def that_wrote(self, output: str, digest: str) -> Iterator[Run]:
-        """The finished runs that wrote an output with this digest, newest first."""
+        """Yield the finished runs that wrote an output with this digest, newest first."""
         everywhere = [each.experiment_id for each in self._client.search_experiments()]
         here = output.removeprefix(f"{Path.cwd()}/")
         for spelling in dict.fromkeys((output, files.absolute(output), here)):
@@ -184,7 +185,8 @@ class Store:
                     yield self._downloaded(stored)
 
     def _digests(self, run_id: str) -> frozenset[str]:
-        """Digests of the run's output, from its manifest alone; none if it has no manifest."""
+        """Return the digests of the run's output, reading only its manifest; empty if it has no
+        manifest."""
         if all(file.path != NAME for file in self._client.list_artifacts(run_id)):
             return frozenset()
         with tempfile.TemporaryDirectory(prefix="raybert-report-") as folder:
@@ -232,7 +234,7 @@ def _run(reference: str, store: Callable[[], Store]) -> Run:
 
 
 def _runs_that_wrote(source: str, digest: str, store: Store | None) -> Iterator[Run]:
-    """The runs that wrote an input: the folder's, then those that MLflow has."""
+    """Yield the runs that wrote an input: first the run in the folder, then those in MLflow."""
     if Registered.match(source) or source.startswith(hub.PREFIX):
         return
     folders = dict.fromkeys((source, source.rstrip("/").removesuffix(f"/{BUNDLE}")))
@@ -246,7 +248,8 @@ def _runs_that_wrote(source: str, digest: str, store: Store | None) -> Iterator[
 
 
 def _reachable_run(folder: str) -> Run | None:
-    """The run of a folder; None also if this machine cannot reach it, or not read what is there."""
+    """Return the run in a folder; None if there is none, or if this machine cannot reach or read
+    it."""
     try:
         return _folder_run(folder)
     except (OSError, RaybertError):
@@ -297,7 +300,7 @@ def _steps_per_seed(counts: Mapping[str, Any]) -> int | None:
 
 
 def _without_manifest(stored: "StoredRun", place: str) -> Run:
-    """A run that an older version recorded, or one without a result."""
+    """Build a run from MLflow's record alone, for a run without a result or of an older version."""
     tags = stored.data.tags
     taken = [] if stored.inputs is None else stored.inputs.dataset_inputs
     inputs = {each.dataset.name: each.dataset.digest for each in taken}

@@ -59,7 +59,8 @@ class SubmitConfig(JobServerConfig):
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Submit's options, and the stage's command line, from the first argument that is no option."""
+    """Split the arguments into submit's options and the stage's command line, which begins at the
+    first argument that is not an option."""
     end = 0
     while end < len(arguments) and arguments[end].startswith("-") and arguments[end] != "--":
         word, following = arguments[end], [*arguments[end + 1 :], ""][0]
@@ -103,7 +104,7 @@ def run(config: SubmitConfig, command: Sequence[str]) -> int:
 
 
 def _start_or_find(server: JobServer, config: SubmitConfig, submission: Submission) -> int:
-    """The attempt to follow."""
+    """Return the number of the attempt to follow: the running one, or else a new one."""
     attempts = attempts_of(submission.id, server.jobs())
     if not attempts:
         return _start(server, config, submission, 1)
@@ -123,7 +124,7 @@ def _start(
     *,
     resumes: bool = False,
 ) -> int:
-    """Start an attempt, unless it has just been started elsewhere; returns its number.
+    """Start an attempt, unless another process has just started it; return its number.
 
     Args:
         resumes: continue where the attempt before it ended, even if that one had `--force`.

@@ -72,7 +72,7 @@ def _say_when_it_answers(port: int, url: str) -> None:
         os.waitpid(child, 0)
         return
     try:
-        if not os.fork():  # whose parent is not MLflow, which would not wait for it
+        if not os.fork():  # MLflow is not its parent, and would not wait for it
             while _is_alive(server_pid):
                 with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                     say(f"MLflow answers at {url}")
@@ -92,8 +92,8 @@ def _is_alive(pid: int) -> bool:
 
 
 def _page(client: "MlflowClient", uri: str, name: str, run_id: str | None) -> str:
-    """The page of a run, or else of the experiment's runs; that of all experiments if there is none
-    of that name."""
+    """Return the URL of the run's page, or else of the experiment's runs, or else of all
+    experiments."""
     from mlflow.exceptions import MlflowException
 
     if run_id is not None:
@@ -105,7 +105,8 @@ def _page(client: "MlflowClient", uri: str, name: str, run_id: str | None) -> st
 
 
 def _store(config: UiConfig) -> tuple[str, str | None]:
-    """URI of the store, and the id of the run in it, if one is asked for and was sent there."""
+    """Return the URI of the store, and the id of the run in it if a run is requested and was sent
+    there."""
     configured = server.tracking_uri(config.tracking_uri)
     if config.run is None:
         return configured, None
