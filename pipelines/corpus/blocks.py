@@ -1,4 +1,4 @@
-"""Cuts the corpus into blocks that workers read separately, and reads the documents of a block.
+"""Cuts the corpus into blocks, which workers read separately, and reads the documents of a block.
 
 Blocks are a fixed function of the files and the config, never of the cluster, and a document is in
 one block only, whatever the block size. How a format is cut and read is up to `readers`.
@@ -15,8 +15,8 @@ from pipelines.corpus.sources import Corpus
 def plan_blocks(corpus: Corpus, block_bytes: int) -> list[Block]:
     """Cut the corpus into blocks of about `block_bytes` of text, each of whole documents.
 
-    Small files share a block; a compressed file is never cut, except a Wikipedia dump of several
-    bz2 streams.
+    Small files share a block. A compressed file is never cut, except a Wikipedia dump made of
+    several bz2 streams.
     """
     config = corpus.config
     blocks: list[Block] = []
@@ -36,7 +36,7 @@ def plan_blocks(corpus: Corpus, block_bytes: int) -> list[Block]:
 
 
 def read_block(block: Block) -> Iterator[Document]:
-    """The documents of a block, unprocessed.
+    """Yield the documents of a block, unprocessed.
 
     Raises: CorpusError naming file and place, also if a file is missing or was replaced.
     """
@@ -46,7 +46,8 @@ def read_block(block: Block) -> Iterator[Document]:
 
 
 def read_pieces(extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
-    """The non-blank lines of JSONL, or documents of text; all lines where a document is a line.
+    """Yield the non-blank lines of JSONL, or the documents of text files; where each line is a
+    document, yield every line.
 
     Each comes with its byte offset in the file. Raises: as `read_block`.
     """

@@ -107,7 +107,7 @@ def write_of_vocabulary(
 
 
 def _head(texts: Iterable[str]) -> list[str]:
-    """The first texts, up to the size of a sample."""
+    """Return the first texts, up to the size of a sample."""
     head: list[str] = []
     characters = 0
     for text in texts:
@@ -206,7 +206,7 @@ def _vocabulary(
 
 
 def _fertility(compare_with: str | None, tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
-    """A table that compares this vocabulary with another one on the same texts."""
+    """Return a table that compares this vocabulary with another on the same texts."""
     reference_name, other = reference(compare_with, tokenizer)
     tokenizers = [("this one", tokenizer)] + ([(f"`{reference_name}`", other)] if other else [])
     texts = list(texts)
@@ -221,7 +221,8 @@ def _fertility(compare_with: str | None, tokenizer: Tokenizer, texts: Iterable[s
 
 
 def reference(folder: str | None, tokenizer: Tokenizer) -> tuple[str, Tokenizer | None]:
-    """The tokenizer to compare with: `folder`, or BERT's if it is in this machine's cache."""
+    """Return the name of the tokenizer to compare with, and the tokenizer: `folder`, or BERT's if
+    it is in this machine's cache; else an empty name and None."""
     if folder is not None:
         return folder, Reference.parse(folder).tokenizer()
     from huggingface_hub import try_to_load_from_cache
@@ -235,7 +236,7 @@ def reference(folder: str | None, tokenizer: Tokenizer) -> tuple[str, Tokenizer 
 
 
 def sample(blocks: Sequence[Block]) -> Iterable[str]:
-    """The first documents of some blocks; deterministic for a given corpus and blocks."""
+    """Yield the first documents of some blocks; deterministic for a given corpus and blocks."""
     for block in blocks[:: -(-len(blocks) // SAMPLE_BLOCKS)]:
         characters = 0
         for document in read_block(block):
@@ -248,7 +249,8 @@ def sample(blocks: Sequence[Block]) -> Iterable[str]:
 
 
 def fertility(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[float, float]:
-    """Tokens per word, and the share of unknown tokens; a punctuation mark counts as a word."""
+    """Return the tokens per word and the share of unknown tokens; a punctuation mark counts as a
+    word."""
     ids = tokenizer.encode_column(pa.array(texts, pa.string())).values.to_numpy()
     words = max(int(tokenizer.begins_word[ids].sum()), 1)
     return len(ids) / words, float((ids == tokenizer.unk_id).mean()) if len(ids) else 0.0

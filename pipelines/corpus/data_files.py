@@ -1,4 +1,4 @@
-"""Which files of a folder, or of a glob, hold data; what is passed over is named."""
+"""Decides which files of a folder or glob hold data, and reports the files it ignores."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from pipelines.runtime.progress import counted, say
 
 SHOWN = 4
 """How many of the files that are passed over are named."""
-# Files that come with data and hold none, wherever they stand.
+# Files that accompany data but hold none, in any folder.
 _BESIDE_DATA = re.compile(
     r"""(?:^|/)(?:
       [^/]*-multistream-index\d*\.txt[^/]*  # of a Wikipedia dump: places in the dump, and titles
@@ -22,7 +22,7 @@ _BESIDE_DATA = re.compile(
     )$""",
     re.VERBOSE | re.IGNORECASE,
 )
-# Files that describe the folder in which they stand.
+# Files that describe the folder they are in.
 _ABOUT = re.compile(
     r"(?:README|LICEN[CS]E|NOTICE|CITATION|CHANGELOG|AUTHORS|CONTRIBUTING)(?:[-_.]\w+)*",
     re.IGNORECASE,
@@ -30,10 +30,11 @@ _ABOUT = re.compile(
 
 
 def data_among(source: str, paths: Sequence[str]) -> list[str]:
-    """The files of a source that hold data, all if none seems to; those passed over are reported.
+    """Return the files of a source that hold data, or all files if none seems to; report the rest.
 
-    A file that the source names is data whatever its name; in a folder, README, LICENSE and the
-    like describe it, and `.json` beside tables of other kinds describes these.
+    A file that the source names is data whatever its name. In a folder, README, LICENSE and the
+    like describe the folder, and a `.json` file beside tables of other kinds describes those
+    tables.
     """
     if list(paths) in ([source], [files.absolute(source)]):
         return list(paths)
@@ -54,7 +55,7 @@ def data_among(source: str, paths: Sequence[str]) -> list[str]:
 
 
 def report(source: str, passed: Sequence[str], what: str) -> None:
-    """Say which files of a source are passed over, once per process."""
+    """Say which files of a source are ignored, once per process."""
     if passed:
         _say(source, tuple(passed), what)
 

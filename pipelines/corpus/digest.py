@@ -19,9 +19,9 @@ from pipelines.runtime.progress import meter, say
 from pipelines.runtime.stage_config import StageConfig
 from tracking.runs.recorder import DatasetInput
 
-# A core hashes this much in a second, which is as long as a worker takes to start.
+# One core hashes this much in a second, about as long as a worker takes to start.
 HERE_BYTES = 1 << 30
-# One task of a worker: small files are grouped.
+# The size of a worker's task: small files are grouped.
 TASK_BYTES = 256 << 20
 # Hashing releases the GIL, and reading from an object store is mostly waiting.
 THREADS = 8
@@ -29,10 +29,10 @@ MEGABYTE = 1_000_000
 
 
 def corpus_input(corpus: Corpus, config: StageConfig) -> tuple[Corpus, DatasetInput]:
-    """The corpus with its files in an order that does not depend on their paths, and as an input.
+    """Return the corpus with its files in an order that does not depend on paths, and its digest.
 
-    The digest is that of the files in this order: of their contents, their suffixes, by which they
-    are read, and their weights. So what is made of the files in this order is what the digest says.
+    The digest covers the files in this order: their contents, their suffixes (which decide how they
+    are read) and their weights. So it identifies whatever is made from the files in this order.
 
     Args:
         config: the stage that reads the corpus; its workers do the hashing.
@@ -45,8 +45,8 @@ def corpus_input(corpus: Corpus, config: StageConfig) -> tuple[Corpus, DatasetIn
 
 
 def ordered_corpus_input(corpus: Corpus, config: StageConfig) -> DatasetInput:
-    """The corpus as an input to a stage whose outputs follow the order of its files: as
-    `corpus_input`, with the digest of the files as they are ordered."""
+    """Return the corpus as an input, with the digest of its files in their given order, for a stage
+    whose outputs follow that order. Otherwise as `corpus_input`."""
     return _as_input(corpus, _digests(corpus, config))
 
 
@@ -56,8 +56,8 @@ def _as_input(corpus: Corpus, digests: Mapping[CorpusFile, str]) -> DatasetInput
 
 
 def _digests(corpus: Corpus, config: StageConfig) -> dict[CorpusFile, str]:
-    """Each file's contribution to the digest: its sha256, its weight if there are weights, and its
-    suffixes."""
+    """Map each file to its contribution to the digest: its sha256, its weight if the corpus has
+    weights, and its suffixes."""
     weights = corpus.config.weight if corpus.config.weights else None
     return {
         file: " ".join(
@@ -72,7 +72,7 @@ def _digests(corpus: Corpus, config: StageConfig) -> dict[CorpusFile, str]:
 
 
 def _hashed(listed: Sequence[CorpusFile], config: StageConfig) -> Iterator[tuple[CorpusFile, str]]:
-    """Every file with its sha256, in any order; the largest files are started first."""
+    """Yield every file with its sha256, in any order; the largest files are started first."""
     listed = sorted(listed, key=lambda file: file.size_bytes, reverse=True)
     size_bytes = sum(file.size_bytes for file in listed)
     if size_bytes > HERE_BYTES:
@@ -105,7 +105,7 @@ def _by_workers(
 
 
 def _sha256s(task: Sequence[CorpusFile]) -> list[str]:
-    """The sha256 of each file of a task, in order."""
+    """Return the sha256 of each file of a task, in order."""
     sha256s = dict(_by_threads(task))
     return [sha256s[file] for file in task]
 

@@ -96,7 +96,7 @@ def corpus(*, force: bool = False) -> Manifest:
 
 
 def folder() -> str:
-    """The folder of the corpus: one per combination of library versions."""
+    """Return the folder of the corpus: one per combination of library versions."""
     content = json.dumps([FORMAT, _versions()], sort_keys=True)
     label = hashlib.sha256(content.encode()).hexdigest()[:8]
     return str(Path("runs").absolute() / f"docstrings-{label}")
@@ -109,17 +109,18 @@ def _made() -> str:
 
 
 def corpus_file() -> str:
-    """Parquet with the columns text, module, library and split."""
+    """Return the path of a Parquet file with the columns text, module, library and split."""
     return files.join(_made(), "documents.parquet")
 
 
 def labelled_file(split: str) -> str:
-    """JSONL with text, label (the library) and module."""
+    """Return the path of a JSONL file with text, label (the library) and module."""
     return files.join(_made(), f"library-{split}.jsonl")
 
 
 def pairs_file(split: str) -> str:
-    """JSONL with text (the summary of a docstring) and text_pair (the opening of what follows)."""
+    """Return the path of a JSONL file with text (a docstring's summary) and text_pair (the opening
+    of what follows it)."""
     return files.join(_made(), f"pairs-{split}.jsonl")
 
 
@@ -187,7 +188,7 @@ def _write(config: DocstringsConfig) -> Result:
 
 
 def _pair(docstring: str) -> dict[str, str] | None:
-    """The summary of a docstring and what follows it, if both say enough."""
+    """Split a docstring into its summary and what follows; None if either is too short."""
     summary, _, rest = docstring.partition("\n\n")
     pair = {"text": opening(summary), "text_pair": opening(rest)}
     is_long = len(pair["text"]) >= SHORTEST_SUMMARY and len(pair["text_pair"]) >= SHORTEST_OPENING
@@ -219,7 +220,7 @@ def _parse(task: list[tuple[str, str, str]]) -> list[dict]:
 
 
 def _source_files() -> list[tuple[str, str, str]]:
-    """(library, dotted name, path) of every module, sorted by name."""
+    """Return (library, dotted name, path) of every module, sorted by name."""
     paths = sysconfig.get_paths()
     roots = {STANDARD_LIBRARY: (Path(paths["stdlib"]), Path(paths["stdlib"]))}
     for library in LIBRARIES:

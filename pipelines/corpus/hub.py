@@ -1,4 +1,4 @@
-"""Data sets in the layout of the Hugging Face hub: which files belong to which split.
+"""Finds the files of each split of a data set in the layout of the Hugging Face hub.
 
 A data set is a folder on the hub (`hf://datasets/<owner>/<name>`), or a clone of one anywhere. The
 metadata at the top of its card, README.md, may say which files are the `train` split of a config.
@@ -27,7 +27,7 @@ _SPLITS = {
 
 
 class Kind(NamedTuple):
-    """Files that are read for one purpose."""
+    """A kind of data file, such as texts or tables."""
 
     words: str
     """Description for messages."""
@@ -47,7 +47,7 @@ def _named(endings: Iterable[str]) -> re.Pattern[str]:
 _MARKDOWN = _named(["md"])
 TEXTS = Kind(
     "in Parquet, JSON, CSV, TSV or text",
-    # Markdown beside them describes a data set, as its card does.
+    # Markdown beside these files describes the data set, as its card does.
     _named(ending for ending in ENDINGS if ending != "md"),
 )
 TABLES = Kind(
@@ -61,8 +61,8 @@ _FILE = re.compile(rf"\.([^./]+\.({_COMPRESSED})|{'|'.join(ENDINGS)})$", re.IGNO
 def data_files(
     source: str, splits: Sequence[str] = (TRAIN,), kind: Kind = TEXTS
 ) -> list[str] | None:
-    """The files of the first of these splits that a data set has; None if `source` is not a data
-    set: neither on the hub nor a folder with a card.
+    """Return the files of the first of these splits that a data set has; None if `source` is not a
+    data set (neither on the hub nor a folder with a card).
 
     If its card lists several configs, the one named or marked `default` is used. If the card says
     nothing, the file names decide; if none is named after a split, all are `train`, as on the hub.
@@ -86,7 +86,7 @@ def data_files(
         return paths or _no_data(source, splits, kind, f"its card lists {', '.join(patterns)}")
     listed = found(source)
     paths = _of_kind(source, listed, kind)
-    if kind is TEXTS and not paths:  # a folder of Markdown, whose README.md begins with metadata
+    if kind is TEXTS and not paths:  # a folder of Markdown whose README.md begins with metadata
         paths = [path for path in listed if _MARKDOWN.search(path) and ANY.names.search(path)]
     if TRAIN in splits and not _splits_of(source, paths):
         return paths or _no_data(source, splits, kind, "this data set has none")
@@ -96,9 +96,9 @@ def data_files(
 def folder_files(
     source: str, splits: Sequence[str], kind: Kind, *, required: bool
 ) -> list[str] | None:
-    """The files of the first of these splits in a folder that is not a data set, by their names;
-    all files if the names show at most one split, unless a split is `required`. None if `source`
-    is not a folder: a file, a glob or a web address.
+    """Return the files of the first of these splits, by their names, in a folder that is not a data
+    set. Return all files if the names show at most one split, unless a split is `required`. Return
+    None if `source` is not a folder but a file, a glob or a web address.
 
     Raises: CorpusError if no such split exists.
     """
@@ -111,13 +111,13 @@ def folder_files(
 
 
 def found(source: str) -> list[str]:
-    """The files of a source that hold data; those that are passed over are reported.
+    """Return the files of a source that hold data, and report those that are ignored.
 
     Raises: CorpusError if there are none.
     """
     paths, hidden = files.find_all(source)
     if not paths:
-        return files.find_files(source)  # which says what is wrong
+        return files.find_files(source)  # it says what is wrong
     report(source, [path for path in hidden if not _OF_GIT.search(path)], "hidden")
     return data_among(source, paths)
 
@@ -163,15 +163,15 @@ def _no_data(source: str, splits: Sequence[str], kind: Kind, there_is: str) -> N
 
 
 def _may_be_a_folder(source: str) -> bool:
-    """Whether to look for a card in it: a server may refuse paths below a file, and a glob or a web
-    address means exactly the files it names."""
+    """Whether to look for a card in `source`. A server may refuse paths below a file, and a glob or
+    a web address means exactly the files it names."""
     means_files = re.search(r"^https?://|[*?\[]", source) or _FILE.search(source)
     return source != "docstrings" and not means_files
 
 
 @lru_cache(maxsize=16)
 def card_metadata(source: str) -> dict[str, Any] | None:
-    """The metadata at the top of a data set's card; None without a card."""
+    """Return the metadata at the top of a data set's card; None without a card."""
     import yaml
 
     if not _may_be_a_folder(source):
@@ -185,7 +185,7 @@ def card_metadata(source: str) -> dict[str, Any] | None:
         return None
     try:
         metadata = yaml.safe_load(match[1]) or {}
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also of a date
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an invalid date raises it too
         reason = " ".join(str(error).split())
         raise CorpusError(
             f"{card}: wanted YAML between its first two lines of ---, it cannot be read ({reason}"
@@ -195,8 +195,8 @@ def card_metadata(source: str) -> dict[str, Any] | None:
 
 
 def class_names(source: str) -> dict[str, list[str]]:
-    """Column → names of its classes, as stated in the card of a data set; columns on which several
-    configs disagree are left out."""
+    """Map each column to the names of its classes, as stated in the card of a data set; columns on
+    which several configs disagree are left out."""
     infos = (card_metadata(source) or {}).get("dataset_info") or []
     classes: dict[str, list[str]] = {}
     differ = set()
@@ -212,7 +212,8 @@ def class_names(source: str) -> dict[str, list[str]]:
 
 
 def _class_names(feature: Mapping[str, Any]) -> list[str] | None:
-    """The class names of a feature that is a class label, or a list of them."""
+    """Return the class names of a feature that is a class label, or a list of class labels; else
+    None."""
     for kind in ("dtype", "sequence", "list"):
         inner = feature.get(kind)
         if isinstance(inner, dict):
@@ -225,13 +226,13 @@ def _class_names(feature: Mapping[str, Any]) -> list[str] | None:
 
 
 def license_of(source: str) -> str | None:
-    """The licence stated in the card of a data set."""
+    """Return the licence stated in the card of a data set; None if it states none."""
     named = (card_metadata(source) or {}).get("license")
     return ", ".join(map(str, named if isinstance(named, list) else [named])) if named else None
 
 
 def _named_splits(metadata: dict[str, Any], source: str) -> dict[str, list[str]] | None:
-    """Globs per split of the default config; None if the card lists no files."""
+    """Return the globs of each split of the default config; None if the card lists no files."""
     listed = [config for config in metadata.get("configs") or [] if config.get("data_files")]
     configs = {config.get("config_name", "default"): config for config in listed}
     if not configs:
@@ -256,7 +257,7 @@ def _named_splits(metadata: dict[str, Any], source: str) -> dict[str, list[str]]
 
 
 def _chosen(source: str, named: Mapping[str, Any], splits: Sequence[str]) -> str:
-    """The first of `splits` that a card lists, by that name or a synonym."""
+    """Return the first of `splits` that a card lists, by that name or a synonym."""
     for split in splits:
         if split in named:
             return split

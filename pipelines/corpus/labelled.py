@@ -1,4 +1,4 @@
-"""Labelled rows: which files hold them, and how they are read into the fields of a task."""
+"""Finds the files of labelled rows, and reads them into the fields of a task."""
 
 import hashlib
 import json
@@ -80,7 +80,8 @@ class Unlabelled:
 
 
 def labelled_files(config: LabelledConfig, split: Split) -> list[str]:
-    """The files that `config` names, sorted; of a folder with several splits, those of one split.
+    """Return the files that `config` names, sorted; for a folder with several splits, those of one
+    split.
 
     Raises: CorpusError if there are none; ConfigError if `config` has a split but names its files.
     """
@@ -123,13 +124,15 @@ def labelled_rows(
     usual: Columns | None = None,
     setting: str | None = None,
 ) -> RowsRead:
-    """Rows with the fields of a task's shapes, as the task reads them.
+    """Read rows into the fields of a task's shapes, and let the task check them.
 
-    What is left out is reported: lines that are broken in the published set and, if `config` says
-    so, rows that do not fit.
+    Reports what is left out: lines that are broken in the published set and, if `config` says so,
+    rows that do not fit.
 
     Args:
-        usual: `columns` that were given before, for those that `config` does not give.
+        shapes: the classes of the task's input and labels.
+        checked: the task's check; returns each row as the task reads it, or an InputError.
+        usual: the columns used before, as in training, for fields without a column in `config`.
         setting: what the user calls `config`, if that is not the name of the split.
     Raises: CorpusError naming a column that is missing, or all rows that do not fit.
     """
@@ -158,7 +161,7 @@ def labelled_rows(
         found[path], columns_of[path] = (of_file, _unread(of_file, path)), columns
         if of_file.unread and not of_file.records:
             raise CorpusError(f"{told_of(found[path][1], of_file.rows)}: none is left")
-    # A column is meant for other tasks if it is empty in all files.
+    # A column that is empty in all files is assumed to be for other tasks.
     unused = set.intersection(
         *(unused_fields(found[path][0].records, shapes, columns_of[path]) for path in paths)
     )
@@ -199,10 +202,11 @@ def labelled_rows(
 def _in_file(
     of_file: LabelledFile, unread: Sequence[BadRow], read: Callable[[], LabelledRows]
 ) -> LabelledRows:
-    """The rows by their numbers in the file, with those of it that cannot be read."""
+    """Read a file's rows and number them as in the file; add the rows that could not be parsed to
+    `bad`."""
     try:
         part = read()
-    except CorpusError as error:  # what is wrong with rows may be why columns are
+    except CorpusError as error:  # unreadable rows may be the reason that columns do not fit
         if unread:
             raise CorpusError(told_of(unread, of_file.rows)) from error
         raise
@@ -214,7 +218,8 @@ def _in_file(
 def _kept(
     usual: Columns, given: Columns, shapes: tuple[type, type], records: Sequence[Row]
 ) -> dict[str, list[str] | str]:
-    """The usual columns of the fields that are not given a column, if the records have them."""
+    """Return the usual columns of the fields that have no given column, if the records have those
+    columns."""
     names = {field.name for shape in shapes for field in fields(shape)} - given.keys()
     taken = {name for column in given.values() for name in _listed(column)}
     return {
@@ -234,7 +239,8 @@ def _listed(column: list[str] | str) -> list[str]:
 
 
 def usual_columns(bundle: "Bundle", task: str) -> dict[str, list[str] | str]:
-    """The `columns` of the rows that a bundle has learned this task from; none if it has not."""
+    """Return the `columns` setting that a bundle was trained on this task with; empty if it was
+    not."""
     lineage: Mapping[str, Any] = bundle.lineage
     if bundle.task is None or bundle.task.name != task:
         return {}
@@ -249,7 +255,8 @@ def usual_columns(bundle: "Bundle", task: str) -> dict[str, list[str] | str]:
 def _checked(
     read: dict[str, LabelledRows], source: str, checked: Checked | None
 ) -> tuple[list[dict[str, Any]], list[BadRow]]:
-    """The rows of all files as the task reads them, and those that it cannot read, by file."""
+    """Return the rows of all files as the task reads them, and the rows that it rejects, sorted by
+    file."""
     rows = [row for part in read.values() for row in part.rows]
     taken: Sequence[Row | InputError] = rows
     if checked is not None:
@@ -270,7 +277,7 @@ def _checked(
 
 
 def _read(path: str, config: LabelledConfig) -> LabelledFile:
-    """A file; its comments are reported."""
+    """Read a file, and report its comments."""
     found = labelled_records(files.read_contents(path), path, config.format)
     if found.comments:
         told = f"{counted(len(found.comments), 'comment')} ({found.comments[0][:60]}, …)"
@@ -279,7 +286,7 @@ def _read(path: str, config: LabelledConfig) -> LabelledFile:
 
 
 def _unread(of_file: LabelledFile, path: str) -> list[BadRow]:
-    """The rows of a file that cannot be read."""
+    """Return the rows of a file that cannot be read."""
     unread = []
     for number, why in of_file.unread.items():
         place, _, fault = why.partition(": ")
@@ -289,7 +296,7 @@ def _unread(of_file: LabelledFile, path: str) -> list[BadRow]:
 
 @contextmanager
 def rows_of(source: str) -> Iterator[None]:
-    """Prefix errors about a row with the file or set that it is from."""
+    """Prefix errors about a row with the file or data set that it is from."""
     try:
         yield
     except CorpusError as error:
@@ -298,7 +305,7 @@ def rows_of(source: str) -> Iterator[None]:
 
 @contextmanager
 def rows_after(before: int) -> Iterator[None]:
-    """Correct row numbers in errors: the rows at hand come after `before` others."""
+    """Shift the row numbers in errors by `before`, the number of rows that precede these."""
     try:
         yield
     except CorpusError as error:
@@ -307,7 +314,7 @@ def rows_after(before: int) -> Iterator[None]:
 
 
 def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]:
-    """Rows with the fields of a task's input, one per line of a test file, in order.
+    """Read rows with the fields of a task's input, one per line of a test file, in order.
 
     Raises: CorpusError as `labelled_rows` does, and if a line is broken.
     """
@@ -329,8 +336,9 @@ def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]
 
 
 def labelled_input(name: str, config: LabelledConfig, split: Split) -> DatasetInput:
-    """A labelled set by name and sha256; for several files the sha256 over theirs, one per line,
-    and over the names of classes if the data set's card states them.
+    """Return a labelled set as an input: its name, and the sha256 of its file. With several files,
+    the digest is the sha256 of their digests, one per line, and of the names of classes if the data
+    set's card states them.
 
     Raises: ConfigError without a source.
     """

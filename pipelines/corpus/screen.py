@@ -69,9 +69,10 @@ def kept_documents(
     counts: Counter[str],
     dropped: frozenset[bytes] = frozenset(),
 ) -> Iterator[Kept]:
-    """The kept documents of a block; `counts` gets how many were read and, by reason, left out.
+    """Yield the documents of a block that are kept.
 
     Args:
+        counts: updated in place with the number of documents read and, by reason, left out.
         dropped: digests of near duplicates.
     """
     grams = _evaluation_grams(quality.contamination, quality.contamination_ngram)
@@ -99,7 +100,7 @@ def kept_documents(
 
 
 def in_parts(documents: Iterable[Kept], part_bytes: int) -> Iterator[list[Kept]]:
-    """Documents in lists of about `part_bytes` of text, so that a block may have any size."""
+    """Yield documents in lists of about `part_bytes` of text, so that a block may have any size."""
     part: list[Kept] = []
     characters = 0
     for document in documents:
@@ -113,7 +114,8 @@ def in_parts(documents: Iterable[Kept], part_bytes: int) -> Iterator[list[Kept]]
 
 
 def copies_of(document: Kept, corpus: CorpusConfig, seed: int) -> int:
-    """How often to use a document: its source's weight, whose fraction is decided by its hash."""
+    """Return how often to use a document: the weight of its source, where the document's hash
+    decides whether a fraction is rounded up or down."""
     weight = corpus.weight(document.source)
     whole = int(weight)
     rest = weight - whole
@@ -123,10 +125,12 @@ def copies_of(document: Kept, corpus: CorpusConfig, seed: int) -> int:
 def find_near_duplicates(
     blocks: Sequence[Block], quality: QualityConfig, folder: str, seed: int, config: StageConfig
 ) -> str:
-    """Write the digests of documents that are near another, kept one; returns the file's path.
+    """Write the digests of documents that are near duplicates of a kept one.
 
-    Of those that are near each other, one with the highest weight is kept; those that their weight
-    leaves out do not count.
+    In each group of near duplicates, a document with the highest weight is kept. Documents that are
+    left out by their weight do not count.
+
+    Returns: the file's path.
     """
     path = files.join(folder, "near_duplicates.arrow")
     if files.exists(path):
@@ -154,7 +158,7 @@ def find_near_duplicates(
     )
     dropped = pa.record_batch({"digest": pa.array(digests[positions].tolist(), pa.binary(32))})
     _write(path, dropped)
-    dropped_digests.cache_clear()  # it may hold what an earlier run wrote there
+    dropped_digests.cache_clear()  # it may hold output of an earlier run
     for part in paths:
         files.remove(part)
     return path
@@ -194,7 +198,7 @@ def _write(path: str, batch: pa.RecordBatch) -> None:
 
 @lru_cache(maxsize=2)
 def dropped_digests(path: str | None) -> frozenset[bytes]:
-    """The digests that `find_near_duplicates` wrote; empty without a path."""
+    """Return the digests that `find_near_duplicates` wrote; empty without a path."""
     if path is None:
         return frozenset()
     table = pa.ipc.open_file(pa.py_buffer(files.read_bytes(path))).read_all()
@@ -202,14 +206,15 @@ def dropped_digests(path: str | None) -> frozenset[bytes]:
 
 
 def evaluation_files(quality: QualityConfig) -> tuple[str, ...]:
-    """Absolute paths of `quality.contamination`'s files: workers run in other folders."""
+    """Return the absolute paths of `quality.contamination`'s files: workers run in other
+    folders."""
     named = (path for source in quality.contamination for path in files.find_files(source))
     return tuple(files.absolute(path) for path in named)
 
 
 def evaluation_inputs(quality: QualityConfig) -> list[DatasetInput]:
-    """The evaluation sets to look for, whose files `quality` names, by sha256."""
-    _evaluation_grams.cache_clear()  # the files may have changed since an earlier run here
+    """Return the evaluation sets to look for, whose files `quality` names, with their sha256."""
+    _evaluation_grams.cache_clear()  # the files may have changed since an earlier run
     return [
         DatasetInput(f"evaluation {number}", files.sha256_of(path), path)
         for number, path in enumerate(quality.contamination)
@@ -218,14 +223,15 @@ def evaluation_inputs(quality: QualityConfig) -> list[DatasetInput]:
 
 @lru_cache(maxsize=1)
 def _evaluation_grams(paths: tuple[str, ...], ngram: int) -> EvaluationGrams | None:
-    """The n-grams to look for, built once per process."""
+    """Return the n-grams to look for, built once per process; None if there are no paths."""
     if not paths:
         return None
     return EvaluationGrams((row for path in paths for row in _evaluation_rows(path)), ngram)
 
 
 def _evaluation_rows(path: str) -> Iterator[tuple[str, int, str]]:
-    """(file, row, text) of every text of several words; rows count from 1, without the header.
+    """Yield (file, row, text) of every text of several words; rows count from 1, without the
+    header.
 
     In text files a row is a line and tabs separate its texts; in JSON every string is a row.
     """
@@ -238,7 +244,7 @@ def _evaluation_rows(path: str) -> Iterator[tuple[str, int, str]]:
         try:
             value = json.loads(data)
         except (ValueError, RecursionError):
-            value = json_rows(data, path)  # an object per line; or it says what is wrong
+            value = json_rows(data, path)  # one object per line; else `json_rows` reports the error
         rows = list(_texts_in(value))
     elif data.startswith(MAGIC):
         table = ParquetTable(data, path)
@@ -252,7 +258,7 @@ def _evaluation_rows(path: str) -> Iterator[tuple[str, int, str]]:
 
 
 def _texts_in(value: object) -> Iterator[str]:
-    """Every string inside a JSON value, in order, as in SQuAD's files."""
+    """Yield every string inside a JSON value, in order, as in SQuAD's files."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -261,13 +267,14 @@ def _texts_in(value: object) -> Iterator[str]:
 
 
 def dropped_documents(counts: Mapping[str, Any]) -> dict[str, int]:
-    """How many documents were left out, by reason."""
+    """Return how many documents were left out, by reason."""
     dropped = {name: counts.get(f"{DROPPED}{name}", 0) for name in REASONS}
     return {reason: count for reason, count in dropped.items() if count}
 
 
 def pop_overlaps(counts: Counter[str]) -> list[dict[str, Any]]:
-    """Remove the counts of evaluation rows found in documents; returns file, row, documents."""
+    """Remove from `counts` the counts of evaluation rows found in documents; return file, row and
+    number of documents of each."""
     overlaps = []
     for key in sorted(key for key in counts if key.startswith(f"{OVERLAP}\t")):
         _, source, row = key.split("\t")

@@ -1,4 +1,4 @@
-"""Which files a corpus has, and how large they are.
+"""Lists the files of a corpus and their sizes.
 
 `digest` hashes them; `blocks` cuts them into blocks and reads them.
 """
@@ -30,7 +30,7 @@ class Corpus:
 
     @property
     def name(self) -> str:
-        """Its sources, for messages and records."""
+        """Return the sources, for messages and records."""
         return ", ".join(self.config.sources)
 
 
@@ -78,7 +78,7 @@ def _paths_of(source: str) -> list[str]:
 
 
 def corpus_size_bytes(corpus: Corpus) -> int:
-    """Bytes of text in the corpus; approximate if it is compressed.
+    """Return the bytes of text in the corpus; approximate if it is compressed.
 
     Raises: CorpusError if all its files are empty, or a Parquet file lacks the text column.
     """

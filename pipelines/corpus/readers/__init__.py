@@ -24,12 +24,12 @@ READERS: dict[str, Reader] = {
 ENDINGS = {ending: reader for reader in READERS.values() for ending in reader.endings}
 """Suffix of a file's name, without the dot → its reader."""
 
-# Suffixes of published sets that only stages of labelled rows read, given a `format`.
+# Suffixes of published sets: only stages that read labelled rows accept them, with a `format`.
 _PUBLISHED = ("conll", "conllu")
 
 
 def reader_of(file: CorpusFile) -> Reader:
-    """The reader of a file. Raises: CorpusError if there is none."""
+    """Return the reader of a file. Raises: CorpusError if no reader knows its format."""
     if file.format in ENDINGS:
         return ENDINGS[file.format]
     way_out = "rename it, or give the files as a glob"

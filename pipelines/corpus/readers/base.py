@@ -41,7 +41,7 @@ class CorpusFile:
 
     @classmethod
     def at(cls, path: str, source: int, split_column: str | None = None) -> "CorpusFile":
-        """The file as it is now. Raises: CorpusError if its compressed data is damaged."""
+        """Describe the file as it is now. Raises: CorpusError if its compressed data is damaged."""
         size_bytes = files.size_bytes(path)
         head, compression = b"", None
         if size_bytes:
@@ -67,7 +67,7 @@ class CorpusFile:
 
     @property
     def expansion(self) -> int:
-        """Approximate bytes of text per byte of the file."""
+        """Return the approximate bytes of text per byte of the file."""
         return COMPRESSIONS[self.compression].expansion if self.compression else 1
 
 
@@ -118,29 +118,29 @@ class Reader(ABC):
     """The form in which rows are read from it; None if models do not answer its documents."""
 
     def text_bytes(self, file: CorpusFile, config: CorpusConfig) -> int:
-        """Bytes of text in a file; approximate if it is compressed."""
+        """Return the bytes of text in a file; approximate if it is compressed."""
         return file.size_bytes * file.expansion
 
     @abstractmethod
     def cut(self, file: CorpusFile, config: CorpusConfig, block_bytes: int) -> Iterator[Extent]:
-        """Extents of up to about `block_bytes` of text, each of whole documents."""
+        """Yield extents of up to about `block_bytes` of text, each of whole documents."""
 
     @abstractmethod
     def read(self, extent: Extent, block: Block) -> Iterator[Document]:
-        """The documents of an extent, in order."""
+        """Yield the documents of an extent, in order."""
 
 
 class BytesReader(Reader):
     """A format whose documents are separated by bytes that match a pattern."""
 
     def separator(self, config: CorpusConfig) -> re.Pattern[bytes] | None:
-        """The pattern that separates documents; None if a file is never cut."""
+        """Return the pattern that separates documents; None if a file is never cut."""
         raise NotImplementedError
 
     def documents(
         self, data: bytes, offset: int, file: CorpusFile, config: CorpusConfig
     ) -> Iterator[Document]:
-        """The documents in `data`: whole pieces of the file, beginning at byte `offset`."""
+        """Yield the documents in `data`: whole pieces of the file, beginning at byte `offset`."""
         raise NotImplementedError
 
     def cut(self, file: CorpusFile, config: CorpusConfig, block_bytes: int) -> Iterator[Extent]:
@@ -156,7 +156,7 @@ class BytesReader(Reader):
             yield from self.documents(data, offset, extent.file, block.corpus)
 
     def pieces(self, extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
-        """The bytes of an extent in pieces of whole documents, each with its offset."""
+        """Yield the bytes of an extent in pieces of whole documents, each with its byte offset."""
         file = extent.file
         if file.compression:
             with files.open_stream(file.path) as stream:
@@ -173,8 +173,8 @@ def cuts_of(
     *,
     at_start: bool = False,
 ) -> list[int]:
-    """Offsets at which a file is cut, including its beginning and end: `next_boundary` after every
-    `block_bytes`."""
+    """Return the offsets at which a file is cut, including its beginning and end: `next_boundary`
+    after every `block_bytes`."""
     cuts = [0]
     with files.open_input(file.path) as opened, files.reading(file.path):
         while cuts[-1] < file.size_bytes:
@@ -188,13 +188,13 @@ def cuts_of(
 
 
 def extents_between(cuts: list[int], file: CorpusFile) -> Iterator[Extent]:
-    """The extents that a file is cut into."""
+    """Yield the extents between these offsets of a file."""
     for start, end in pairwise(cuts):
         yield Extent(file=file, start=start, end=end, text_bytes=(end - start) * file.expansion)
 
 
 def bytes_of(extent: Extent) -> bytes:
-    """The bytes of an extent, as stored in the file."""
+    """Return the bytes of an extent, as stored in the file."""
     path = extent.file.path
     with files.open_input(path) as opened, files.reading(path):
         opened.seek(extent.start)
@@ -230,7 +230,8 @@ def next_boundary(
     *,
     at_start: bool = False,
 ) -> int:
-    """Offset of the first document that starts after `position`; the end of the file if none does.
+    """Return the offset of the first document that starts after `position`; the end of the file if
+    none does.
 
     Args:
         longest_bytes: how far to search; None searches to the end.
@@ -242,7 +243,7 @@ def next_boundary(
         file.seek(position)
         window = overlap + file.read(SCAN_BYTES)
         if len(window) == len(overlap):
-            break  # the file became shorter: reading the block will report it
+            break  # the file has become shorter: reading the block will report it
         if match := separator.search(window):
             cut = match.start() if at_start else match.end()
             return position - len(overlap) + cut
@@ -255,7 +256,7 @@ def next_boundary(
 def _cut_stream(
     stream: io.BufferedReader, separator: re.Pattern[bytes] | None, part_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
-    """A stream in pieces of about `part_bytes`, each made of whole documents."""
+    """Yield a stream in pieces of about `part_bytes`, each made of whole documents."""
     offset, pending = 0, b""
     while chunk := stream.read(part_bytes):
         searched = max(0, len(pending) - LONGEST_SEPARATOR_BYTES)
@@ -273,7 +274,7 @@ def _cut_stream(
 def document_of_row(
     row: dict | None, where: str, file: CorpusFile, config: CorpusConfig
 ) -> Document:
-    """The document in a row's text column; a row of None is one that could not be read.
+    """Return the document in a row's text column; a row of None could not be read.
 
     Raises: CorpusError if it has no text, unless `config` says to skip such rows.
     """

@@ -74,7 +74,7 @@ def _cut(file: CorpusFile, block_bytes: int) -> Iterator[Extent]:
 
 
 def read_cells(extent: Extent) -> Iterator[tuple[TextRow, dict[str, str]]]:
-    """The rows of CSV or TSV, each with its cells by column; blank lines and faulty rows are
+    """Yield the rows of CSV or TSV, each with its cells by column. Blank lines and faulty rows are
     included, without cells.
 
     Raises: CorpusError naming file and place, also if the file has no header, is missing or was
@@ -93,7 +93,7 @@ def _rows(extent: Extent) -> Iterator[tuple[TextRow, dict[str, str]]]:
 
 
 def _opened(extent: Extent) -> Stream:
-    """A part of a file, or a whole file decompressed, as a stream."""
+    """Open a part of a file, or a whole decompressed file, as a stream."""
     if (extent.start, extent.end) == (0, extent.file.size_bytes):
         return files.open_stream(extent.file.path)
     return io.BytesIO(bytes_of(extent))

@@ -41,7 +41,8 @@ class JsonlReader(BytesReader):
 
 
 class JsonReader(JsonlReader):
-    """A list of objects, or objects over several lines: read as a line each, and never cut."""
+    """A list of objects, or objects that span several lines; read as one line each, and never
+    cut."""
 
     endings: ClassVar[tuple[str, ...]] = ("json",)
 

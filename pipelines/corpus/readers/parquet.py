@@ -54,12 +54,13 @@ class ParquetReader(Reader):
 
 
 def open_parquet(path: str) -> pq.ParquetFile:
-    """Raises: CorpusError naming `path` if it is not a complete Parquet file."""
+    """Open a Parquet file. Raises: CorpusError naming `path` if it is not complete."""
     return parquet.open_parquet(files.open_input(path), path)
 
 
 def check_text_column(opened: pq.ParquetFile, name: str, path: str) -> None:
-    """Raises: CorpusError listing the columns if none is called `name`, or it holds no text."""
+    """Raise CorpusError listing the columns if none is called `name`, or if it does not hold
+    text."""
     schema = opened.schema_arrow
     if name not in schema.names:
         raise CorpusError(
@@ -82,7 +83,8 @@ def check_text_column(opened: pq.ParquetFile, name: str, path: str) -> None:
 
 
 def text_bytes(path: str, column: str) -> int:
-    """Bytes of the text in a column, before compression. Raises: as `check_text_column`."""
+    """Return the bytes of the text in a column, before compression. Raises: as
+    `check_text_column`."""
     with open_parquet(path) as opened:
         check_text_column(opened, column, path)
         # NOTE: a struct before it is one column in the schema but several in a row group.
@@ -93,12 +95,12 @@ def text_bytes(path: str, column: str) -> int:
 
 
 def is_json(kind: pa.DataType) -> bool:
-    """Whether the texts of a column are JSON, as `datasets` stores what may be of any type."""
+    """Whether the texts of a column are JSON, as `datasets` stores values of any type."""
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json"
 
 
 def texts_of(texts: pa.Array, path: str) -> list[bytes | None]:
-    """The bytes of a column of text; None for JSON that is no text.
+    """Return the bytes of each text in a column; None for JSON that is not text.
 
     NOTE: only decoding them checks that what Parquet calls a string is valid UTF-8.
     """
@@ -110,13 +112,13 @@ def texts_of(texts: pa.Array, path: str) -> list[bytes | None]:
 
 
 def next_batch(batches: Iterator[pa.RecordBatch], path: str) -> pa.RecordBatch | None:
-    """The next rows; None at the end. Raises: CorpusError naming `path` if it is damaged."""
+    """Return the next rows; None at the end. Raises: CorpusError naming `path` if it is damaged."""
     with reading_parquet(path), files.reading(path):
         return next(batches, None)
 
 
 def read_row_groups(block: Block) -> Iterator[tuple[str, pa.Table]]:
-    """The row groups of a block's Parquet files, and the place of each, for messages.
+    """Yield the row groups of a block's Parquet files, each with its place for messages.
 
     Raises: CorpusError naming file and place, also if a file is missing or was replaced.
     """
@@ -129,8 +131,8 @@ def read_row_groups(block: Block) -> Iterator[tuple[str, pa.Table]]:
 
 
 def _without_views(table: pa.Table) -> pa.Table:
-    """The table with its views of text, as Polars writes them, as strings: Arrow can neither take
-    nor filter views."""
+    """Return the table with text views, as Polars writes them, converted to strings: Arrow can
+    neither take nor filter views."""
     fields = [
         each.with_type(pa.string()) if pa.types.is_string_view(each.type) else each
         for each in table.schema

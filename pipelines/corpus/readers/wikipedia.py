@@ -26,7 +26,7 @@ from pipelines.corpus.readers.base import (
 # dumps have one stream per 100 pages).
 BZ2_STREAM = re.compile(rb"BZh[1-9]1AY&SY")
 LONGEST_BZ2_STREAM_BYTES = 16 << 20
-LONGEST_BZ2_BLOCK_BYTES = 1 << 20  # of content; compression can only make it slightly larger
+LONGEST_BZ2_BLOCK_BYTES = 1 << 20  # of content; compressed, it is slightly larger at most
 
 
 class WikipediaReader(BytesReader):
@@ -91,6 +91,6 @@ def _begins_a_page(file: CorpusFile, position: int) -> bool:
         data = opened.read(LONGEST_BZ2_BLOCK_BYTES)
     try:
         begins = bz2.BZ2Decompressor().decompress(data, max_length=100)
-    except OSError:  # damaged: reading it will report that
+    except OSError:  # damaged: reading the block will report it
         return False
     return begins.lstrip().startswith((b"<page>", b"</mediawiki>"))
