@@ -1,7 +1,7 @@
-"""Bounds on a `tokenizer.json` from a stranger, checked before it is used: on its added tokens, and
-on settings by which a short text could cost memory or time without bound.
+"""Limits on an untrusted `tokenizer.json`, checked before it is used: on the number of its added
+tokens, and on settings with which a short text could take unbounded memory or time.
 
-Published tokenizers keep well within them.
+Published tokenizers stay well within these limits.
 """
 
 import re
@@ -24,7 +24,12 @@ _MORE = list[dict[str, Any]] | None
 
 
 def check_tokenizer(data: bytes, where: str) -> None:
-    """Raises: FormatError if a tokenizer.json is out of these bounds, or is no JSON object."""
+    """Check that a tokenizer.json keeps within these limits.
+
+    Args:
+        where: names the file in messages.
+    Raises: FormatError if it exceeds one, or is not a JSON object.
+    """
     contents: dict[str, Any] = as_type(dict[str, Any], parse_json(data, where), where)
     added = as_type(_MORE, contents.get("added_tokens"), where, key="added_tokens") or []
     _check(
@@ -54,7 +59,7 @@ def check_tokenizer(data: bytes, where: str) -> None:
 
 
 def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """The objects in a part of a tokenizer, at any depth."""
+    """Yield the objects in a part of a tokenizer, at any depth."""
     if isinstance(part, Mapping):
         yield part
     for below in part.values() if isinstance(part, Mapping) else part or ():
@@ -63,12 +68,13 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_pattern(pattern: str, where: str) -> None:
-    """Refuse patterns whose matching can take time that is exponential in the text: in which a
-    group that holds a choice or a repetition is itself repeated."""
+    """Refuse a pattern whose matching can take time exponential in the length of the text: one that
+    repeats a group which itself contains a choice or a repetition."""
     _check(
         len(pattern) <= MOST_PATTERN, where, f"patterns of at most {MOST_PATTERN:,}", "a longer one"
     )
-    # For each open group, whether it holds one; `after` is whether the group just closed does.
+    # For each open group, whether it contains a choice or a repetition; `after` says the same of
+    # the group that was just closed.
     groups, after, at = [False], False, 0
     while at < len(pattern):
         character, step = pattern[at], 1
@@ -95,7 +101,7 @@ def _check_pattern(pattern: str, where: str) -> None:
 
 
 def _class_end(pattern: str, start: int) -> int:
-    """Where a class of characters, which may hold others, ends."""
+    """Return the position after the character class that begins at `start`; classes may nest."""
     depth, at = 0, start
     while at < len(pattern):
         if pattern[at] == "\\":

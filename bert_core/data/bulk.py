@@ -2,7 +2,8 @@
 
 Words repeat. A column is cut into words where the tokenizer always splits; Arrow finds equal words,
 `tokenizers` encodes each once, and the ids are gathered. A row that cannot be cut this way is
-encoded whole. Where a kind of tokenizer splits is left to `wordpiece`, `byte_level` and `unigram`.
+encoded whole. Where each kind of tokenizer splits is defined in `wordpiece`, `byte_level` and
+`unigram`.
 """
 
 import copy
@@ -27,14 +28,14 @@ MOST_KNOWN_BYTES = 32 << 20  # a word may be long: some scripts have no spaces
 
 
 class BulkEncoder(ABC):
-    """Encodes columns of text, exactly as its tokenizer encodes each text.
+    """Encodes columns of text, with the same ids as its tokenizer gives each text.
 
-    Rows that contain an added token, which the tokenizer looks for in the raw text, are encoded
-    whole.
+    Rows that contain an added token are encoded whole: the tokenizer looks for those in the raw
+    text.
     """
 
     # A word's number n is its index in _known; its ids are _ids[_bounds[n] : _bounds[n + 1]]. Rows
-    # with it are encoded whole if _in_context[n].
+    # that contain it are encoded whole if _in_context[n].
     _known: pa.BinaryArray
     _ids: np.ndarray
     _bounds: np.ndarray
@@ -52,23 +53,24 @@ class BulkEncoder(ABC):
     @classmethod
     @abstractmethod
     def supports(cls, inner: tokenizers.Tokenizer) -> bool:
-        """Whether words that are cut here have the ids that the tokenizer gives them in a text."""
+        """Whether words cut out by this class get the same ids as within a text."""
 
     @abstractmethod
     def cut(
         self, data: UInt8[np.ndarray, "bytes"], row_offsets: Integer[np.ndarray, "rows_1"]
     ) -> tuple[pa.BinaryArray, Integer[np.ndarray, "rows_1"]]:
-        """The words of all rows, and how many come before each row and before the end.
+        """Cut all rows into words.
 
         Args:
             data: the UTF-8 of all rows, one after the other.
             row_offsets: where each row begins in `data`, and where the last one ends.
+        Returns: the words, and the number of words before each row and before the end.
         """
 
     @abstractmethod
     def model_inputs(self, words: pa.StringArray) -> pa.StringArray:
-        """Each word as the normalizer and the pre-tokenizer leave it, if the model is known to see
-        a single word there; otherwise null. Encoding such words takes half the time."""
+        """Return each word as the normalizer and the pre-tokenizer leave it, if the model is known
+        to see it as a single word; otherwise null. Encoding such words takes half the time."""
 
     def in_context(
         self,
@@ -76,7 +78,12 @@ class BulkEncoder(ABC):
         ids: Integer[np.ndarray, "ids"],
         counts: Integer[np.ndarray, "words"],
     ) -> Bool[np.ndarray, "words"]:
-        """Which of these words, whose ids alone these are, may have other ids in a text."""
+        """Return which of these words may have other ids within a text than on their own.
+
+        Args:
+            ids: the flat ids of the words, each encoded on its own.
+            counts: the number of ids of each word.
+        """
         return np.zeros(len(words), dtype=bool)
 
     def _forget(self) -> None:
@@ -86,8 +93,8 @@ class BulkEncoder(ABC):
         self._in_context = np.zeros(0, dtype=bool)
 
     def forgetful(self) -> "BulkEncoder":
-        """The same without the words that this one has met, for another thread: it costs nothing,
-        and what it meets is not kept."""
+        """Return a copy that knows no words yet, for use in another thread. It is cheap to make,
+        and the words it learns are not added to the original."""
         empty = copy.copy(self)
         empty._forget()
         return empty
@@ -95,7 +102,8 @@ class BulkEncoder(ABC):
     def encode(
         self, texts: pa.StringArray
     ) -> tuple[Integer[np.ndarray, "ids"], Integer[np.ndarray, "texts"]]:
-        """Flat uint32 ids of all texts, without special tokens, and how many each text has.
+        """Return the flat uint32 ids of all texts, without special tokens, and the number of ids
+        of each text.
 
         Nulls count as empty.
         """
@@ -117,7 +125,14 @@ class BulkEncoder(ABC):
     def _with_whole_rows(
         self, texts: pa.StringArray, whole: np.ndarray, ids_of_words: np.ndarray, counts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The ids and counts of all rows, given those of rows that are cut into words."""
+        """Encode the rows marked in `whole` and merge their ids with those of the other rows.
+
+        Args:
+            whole: which rows are encoded whole.
+            ids_of_words: the flat ids of the rows that are cut into words.
+            counts: the number of ids of each row; those of whole rows are filled in, in place.
+        Returns: the flat ids of all rows, and `counts`.
+        """
         rows = np.flatnonzero(whole)
         ids_of_whole, counts[rows] = encode_whole(self.inner, texts.take(pa.array(rows)))
         starts = starts_of(counts)
@@ -138,9 +153,9 @@ class BulkEncoder(ABC):
     def _numbers(
         self, words: pa.BinaryArray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Each word's number, and the ids, bounds and marks that the numbers index.
+        """Return each word's number, and the ids, bounds and marks that the numbers index.
 
-        New words are encoded, and known from then on as long as there is room.
+        New words are encoded, and remembered while there is room.
         """
         indices = pc.index_in(words, value_set=self._known)
         ids, bounds, in_context = self._ids, self._bounds, self._in_context
@@ -162,7 +177,7 @@ class BulkEncoder(ABC):
         return number, ids, bounds, in_context
 
     def _encode_words(self, words: pa.StringArray) -> tuple[np.ndarray, np.ndarray]:
-        """Flat ids of words, and how many ids each has."""
+        """Return the flat ids of the words, and the number of ids of each."""
         inputs, tokenize = self.model_inputs(words), self.inner.model.tokenize
         others = words.filter(inputs.is_null()).to_pylist()
         encodings = iter(self._of_words.encode_batch_fast(others, add_special_tokens=False))
@@ -175,7 +190,7 @@ class BulkEncoder(ABC):
 def encode_whole(
     inner: tokenizers.Tokenizer, texts: pa.StringArray
 ) -> tuple[Integer[np.ndarray, "ids"], Integer[np.ndarray, "texts"]]:
-    """Flat ids of texts as the library encodes them, and how many each text has."""
+    """Return the flat ids of texts as the library encodes them, and the number of ids of each."""
     encodings = inner.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
     return _flat(encoding.ids for encoding in encodings)
 
@@ -184,7 +199,10 @@ def in_slices(
     texts: pa.StringArray,
     encode: Callable[[pa.StringArray], tuple[np.ndarray, np.ndarray]],
 ) -> tuple[Integer[np.ndarray, "ids"], Integer[np.ndarray, "texts"]]:
-    """Apply `encode` to a column in slices of about `SLICE_BYTES`. Nulls count as empty."""
+    """Apply `encode` to a column in slices of about `SLICE_BYTES`. Nulls count as empty.
+
+    Returns: the flat ids, and the number of ids of each text.
+    """
     ids, counts = [np.empty(0, np.uint32)], [np.empty(0, np.int64)]
     texts = texts.fill_null("") if texts.null_count else texts
     for start, end in _slices(texts):
@@ -200,8 +218,12 @@ def words_at(
     row_offsets: Integer[np.ndarray, "rows_1"],
     is_kept: Bool[np.ndarray, "bytes"] | None = None,
 ) -> tuple[pa.BinaryArray, Integer[np.ndarray, "rows_1"]]:
-    """The words that begin at these bytes, each up to the next one, without the bytes that are not
-    kept; in the form that `BulkEncoder.cut` returns."""
+    """Return the words that begin at the bytes marked in `begins`, in the form that
+    `BulkEncoder.cut` returns.
+
+    Each word extends to the beginning of the next one. Bytes not marked in `is_kept` are left out;
+    None keeps all.
+    """
     starts = np.flatnonzero(begins)
     words_before_row = np.searchsorted(starts, row_offsets)
     if is_kept is not None:
@@ -214,12 +236,14 @@ def words_at(
 
 
 def settings_of(component: Any) -> dict[str, Any]:
-    """The settings of a normalizer or pre-tokenizer, as in `tokenizer.json`; empty for None."""
+    """Return the settings of a normalizer or pre-tokenizer, as in `tokenizer.json`; empty for
+    None."""
     return json.loads(component.__getstate__()) if component is not None else {}
 
 
 def steps_of(component: Any) -> list[dict[str, Any]]:
-    """The same for each step of a sequence, however deep sequences are nested."""
+    """Return the settings of each step of a normalizer or pre-tokenizer; nested sequences are
+    flattened."""
 
     def steps(settings: dict[str, Any]) -> list[dict[str, Any]]:
         if settings["type"] != "Sequence":
@@ -231,8 +255,8 @@ def steps_of(component: Any) -> list[dict[str, Any]]:
 
 
 def _flat(lists: Iterable[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """All numbers, and how many each list has. No list is kept: the garbage collector would visit
-    tens of thousands of them again and again."""
+    """Return all numbers in one array, and the length of each list. No list is kept: the garbage
+    collector would visit tens of thousands of them again and again."""
     flat, counts = array("I"), array("q")
     for numbers in lists:
         flat.extend(numbers)
@@ -241,7 +265,7 @@ def _flat(lists: Iterable[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _slices(texts: pa.StringArray) -> list[tuple[int, int]]:
-    """Runs of rows with about `SLICE_BYTES` of text each."""
+    """Return runs of rows (start, end), each with about `SLICE_BYTES` of text."""
     _, offsets = _buffers(texts)
     cuts = np.searchsorted(offsets, np.arange(SLICE_BYTES, int(offsets[-1]), SLICE_BYTES))
     bounds = np.unique(np.concatenate([[0], cuts, [len(texts)]]))
@@ -249,7 +273,7 @@ def _slices(texts: pa.StringArray) -> list[tuple[int, int]]:
 
 
 def _buffers(texts: pa.StringArray) -> tuple[UInt8[np.ndarray, "bytes"], np.ndarray]:
-    """The bytes of all texts and where each begins in them, without a copy."""
+    """Return the bytes of all texts and the offsets of the texts in them, without a copy."""
     _, offsets_buffer, data_buffer = texts.buffers()
     if len(texts) == 0 or data_buffer is None:
         return np.empty(0, np.uint8), np.zeros(len(texts) + 1, np.int32)

@@ -23,7 +23,7 @@ _KIND[list(string.punctuation.encode())] = MARK
 _KIND[list(b"\t\n\r")] = WHITE
 _KIND[ord(" ")] = SPACE
 _KIND[0x80:] = OTHER
-# Characters of other kinds outside ASCII: all that may be white space, and what is frequent.
+# Characters outside ASCII whose kind is not OTHER: all that may be white space, and frequent ones.
 _RANGES = (
     ("\u0085", "\u0085", UNKNOWN),
     ("\u00a0", "\u00a0", UNKNOWN),
@@ -63,15 +63,15 @@ class BulkByteLevel(BulkEncoder):
     other characters, each with a space before it if there is one, else white space, except that the
     last character of a run of white space is left for what follows. So a word begins where letters,
     digits and marks change, but not after an apostrophe; with white space after something else; and
-    with the last white space before something else. Characters outside ASCII are cut from others
-    only where it does not matter what they are. The normalizers look at one character at a time, or
-    compose it with marks after it, which are of that kind.
+    with the last white space before something else. Characters outside ASCII are separated from
+    others only where their kind does not matter. The normalizers look at one character at a time,
+    or compose it with the marks after it, which are of the same kind.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         super().__init__(inner)
         if isinstance(inner.normalizer, normalizers.NFC):
-            self._added += BECOMES_ASCII  # of which NFC may make an added token
+            self._added += BECOMES_ASCII  # NFC may turn them into an added token
         self._lowercase = isinstance(inner.normalizer, normalizers.Lowercase)
         self._leading_space = settings_of(inner.pre_tokenizer)["add_prefix_space"]
         if self._leading_space:
@@ -125,7 +125,10 @@ class BulkByteLevel(BulkEncoder):
 def _with_leading_spaces(
     data: UInt8[np.ndarray, "bytes"], row_offsets: Integer[np.ndarray, "rows_1"]
 ) -> tuple[UInt8[np.ndarray, "bytes_and_spaces"], Integer[np.ndarray, "rows_1"]]:
-    """A space before every row that does not begin with one; empty rows stay empty."""
+    """Insert a space before every row that does not begin with one; empty rows stay empty.
+
+    Returns: the new data and row offsets.
+    """
     lacks_space = np.diff(row_offsets) > 0
     lacks_space[lacks_space] = data[row_offsets[:-1][lacks_space]] != ord(" ")
     spaced = np.insert(data, row_offsets[:-1][lacks_space], ord(" "))

@@ -1,4 +1,4 @@
-"""The format of a file, from its first bytes, and from its name if several formats begin alike."""
+"""Detects the format of a file from its first bytes, and from its name where these do not tell."""
 
 import re
 
@@ -10,7 +10,7 @@ from bert_core.errors import CorpusError
 HEAD_BYTES = 1 << 13
 """How many bytes of a file's contents tell what it holds."""
 JSON_ENDINGS = ("jsonl", "ndjson", "json")
-# Text may hold anything, also what looks like JSON.
+# The name decides for these: text may contain anything, even what looks like JSON.
 _BY_NAME = ("txt", "md", "csv", "tsv")
 _DUMP = re.compile(rb"<mediawiki\b|<page>")
 
@@ -42,12 +42,12 @@ _ARROW = "`pyarrow.parquet.write_table(pyarrow.ipc.open_{kind}({path!r}).read_al
 
 
 def format_of(head: bytes, path: str) -> str:
-    """The format of a file: a suffix of its kind, such as "jsonl", or that of its name. "json" is
-    what is not an object per line: a list, or objects over several lines.
+    """Return the format of a file as a suffix, such as "jsonl": the detected one, or else that of
+    its name. "jsonl" has one object per line; "json" is a list, or objects over several lines.
 
     Args:
         head: the first `HEAD_BYTES` of its contents, decompressed.
-    Raises: CorpusError if it is none of the formats that its name may stand for.
+    Raises: CorpusError if the contents cannot be of the format that the name says.
     """
     suffix, _ = files.suffixes(path)
     check_is_itself(head, path)
@@ -65,10 +65,11 @@ def format_of(head: bytes, path: str) -> str:
 
 
 def check_is_itself(head: bytes, path: str) -> None:
-    """Check that another file is not in the place of one, as downloads and renames leave it.
+    """Check that the contents are what the name says: downloads and renames may put another file
+    in its place.
 
-    Raises: CorpusError for a pointer of Git LFS, for a web page that is not called a text, and for
-        what begins like a format that is not read but is called one that is.
+    Raises: CorpusError for a Git LFS pointer; for a web page that is not named .txt or .md; and for
+        a file that has the name of a supported format but begins like an unsupported one.
     """
     suffix, _ = files.suffixes(path)
     fault = None
@@ -85,12 +86,12 @@ def check_is_itself(head: bytes, path: str) -> None:
 
 
 def is_dump(head: bytes) -> bool:
-    """Whether contents that begin so are a part of a Wikipedia dump."""
+    """Whether contents that begin with `head` are a part of a Wikipedia dump."""
     return _DUMP.search(head) is not None
 
 
 def to_convert(head: bytes, path: str) -> str | None:
-    """How to convert a file whose format is not read; None if the format is unknown."""
+    """Return how to convert a file of an unsupported format; None if the format is unknown."""
     suffix, _ = files.suffixes(path)
     stem = path.removesuffix(f".{suffix}")
     if suffix == "xlsx":

@@ -1,7 +1,7 @@
-"""Where reading ended in texts that were cut, as characters of the texts as they were sent.
+"""Where truncated texts were cut, as character positions in the original texts.
 
-Ids are counted where texts are cut (`bert_core.data.windows`); their characters are found here, for
-the few texts whose cuts are reported.
+Texts are cut by counts of ids (`bert_core.data.windows`); this module finds the characters, for the
+few texts whose cuts are reported.
 """
 
 from collections.abc import Sequence
@@ -38,10 +38,10 @@ class CutPlace:
 
 
 def places_of(tokenizer: Tokenizer, windows: Sequence[Window], most: int) -> list[CutPlace]:
-    """Where the first texts that were cut were, at most `most` of them, in order.
+    """Return where the first texts that were cut were cut, at most `most` of them, in order.
 
-    A text that several windows have, such as that of a zero-shot classifier, was read as far as in
-    the window that has the least of it.
+    If several windows hold the same text, as in zero-shot classification, the cut of the window
+    that holds the least of it counts.
     """
     cuts: dict[tuple[int, str], Cut] = {}
     for window in windows:
@@ -57,11 +57,11 @@ def places_of(tokenizer: Tokenizer, windows: Sequence[Window], most: int) -> lis
 
 
 def characters_of(tokenizer: Tokenizer, cuts: Sequence[Cut]) -> list[int]:
-    """The character of each cut's `CutPlace`.
+    """Return the `character` of each cut's `CutPlace`.
 
-    The text up to it has exactly the ids that were read, unless the last of these ends within a
-    character, as some bytes of an emoji do. The text from where the end was read need not have
-    them: it may begin within a word.
+    The text up to that character has exactly the ids that were read, unless the last of these ends
+    within a character, as some bytes of an emoji do. If the end of the text was read, the text from
+    that character on may have other ids, since it may begin within a word.
     """
     characters = [len(cut.text) if cut.from_end else 0 for cut in cuts]  # right if nothing was read
     remaining = [at for at, cut in enumerate(cuts) if cut.ids]
@@ -84,7 +84,12 @@ def characters_of(tokenizer: Tokenizer, cuts: Sequence[Cut]) -> list[int]:
 
 
 def _character(tokenizer: Tokenizer, cut: Cut, part: str, encoding: Encoding) -> int:
-    """The character of a cut, from that part of its text which was read and one token more."""
+    """Return the character of a cut.
+
+    Args:
+        part: the beginning (or end) of the cut's text that was read, with at least one token more.
+        encoding: that of `part`.
+    """
     at = len(encoding) - cut.ids if cut.from_end else cut.ids
     # NOTE: `encoding.offsets` would make a list of all of them.
     before, after = encoding.token_to_chars(at - 1), encoding.token_to_chars(at)
@@ -107,8 +112,8 @@ def _character(tokenizer: Tokenizer, cut: Cut, part: str, encoding: Encoding) ->
 def _exact(
     tokenizer: Tokenizer, text: str, character: int, ids: Sequence[int], reach: int
 ) -> int | None:
-    """The nearest character, at most `reach` away, with exactly these ids before it; None if an id
-    ends within a character."""
+    """Return the nearest position, at most `reach` characters away, before which the text has
+    exactly these ids; None if there is none, as when an id ends within a character."""
     near = range(max(0, character - reach), min(len(text), character + reach) + 1)
     for end in sorted(near, key=lambda end: abs(end - character)):
         if _before(tokenizer, text, end) == ids:
@@ -117,8 +122,8 @@ def _exact(
 
 
 def _some_of(tokenizer: Tokenizer, text: str, character: int, ids: Sequence[int]) -> int:
-    """The last character up to this one that has nothing but the first of these ids before it, or
-    else this one."""
+    """Return the last position, at most `NEARBY` characters back, before which the text has only
+    ids that `ids` begin with; `character` if there is none."""
     for end in range(character, max(-1, character - NEARBY), -1):
         some = _before(tokenizer, text, end)
         if some == ids[: len(some)]:

@@ -1,4 +1,5 @@
-"""Docstrings of Python sources: real technical prose, present wherever raybert is installed."""
+"""Extracts docstrings from Python sources: real technical prose, present wherever raybert is
+installed."""
 
 import ast
 import re
@@ -9,7 +10,7 @@ _SPACE = re.compile(r"\s+")
 
 
 def docstrings_of(source: bytes) -> list[str]:
-    """The docstrings of a module, its classes and its functions, in the order of the file.
+    """Return the docstrings of a module, its classes and its functions, in the order of the file.
 
     The source is parsed, never run; if it cannot be parsed, the list is empty.
     """
@@ -26,7 +27,7 @@ def docstrings_of(source: bytes) -> list[str]:
 def _places(
     node: ast.AST,
 ) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Modules, classes and functions at or under a statement. Expressions are not searched."""
+    """Yield the modules, classes and functions at or under a node. Expressions are not searched."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield node
     for block in ("body", "orelse", "handlers", "finalbody", "cases"):
@@ -35,12 +36,12 @@ def _places(
 
 
 def normalised(docstring: str) -> str:
-    """The form in which duplicates are equal: the words, without case or white space."""
+    """Return a form in which duplicates are equal: lower case, with single spaces."""
     return _SPACE.sub(" ", docstring).strip().lower()
 
 
 def opening(docstring: str, longest: int = 400) -> str:
-    """The first `longest` characters, on one line and cut at a word."""
+    """Return at most the first `longest` characters, on one line and cut at a word."""
     line = _SPACE.sub(" ", docstring).strip()
     if len(line) <= longest:
         return line

@@ -1,7 +1,7 @@
 """Documents: clean text, an id that does not depend on a path, sentence boundaries.
 
-Where documents come from is left to `pipelines.corpus`, what sentences become to `pairs`. Accuracy
-and speed of the boundaries: `benchmarks.sentences`.
+Documents are read by `pipelines.corpus`; `pairs` makes rows of their sentences. Accuracy and speed
+of the boundaries: `benchmarks.sentences`.
 """
 
 import hashlib
@@ -15,7 +15,8 @@ _BYTE_ORDER_MARK = "\ufeff".encode()
 
 
 def clean(text: str) -> str:
-    """`text` with line feeds only, without control characters, trailing and outer white space.
+    """Return `text` with line feeds as its only line ends, and without control characters, white
+    space at line ends, and white space around the whole text.
 
     Lone surrogates, which JSON can hold and UTF-8 cannot, are removed too.
     """
@@ -28,18 +29,19 @@ def clean(text: str) -> str:
 
 
 def document_digest(cleaned: str) -> bytes:
-    """sha256 of the cleaned text, 32 bytes: the id, except for the ordinal among equal texts."""
+    """Return the sha256 of the cleaned text, 32 bytes. A document's id is this digest and its
+    ordinal among equal texts."""
     return hashlib.sha256(cleaned.encode()).digest()
 
 
 def document_fraction(digest: bytes, seed: int, purpose: str) -> float:
-    """A number in [0, 1) that depends on the document, the seed and the purpose."""
+    """Return a number in [0, 1) that depends on the document, the seed and the purpose only."""
     hashed = hashlib.sha256(f"{purpose}:{seed}:".encode() + digest).digest()
     return int.from_bytes(hashed[:8], "big") / 2**64
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a cleaned text, in order, none empty; tabs become spaces.
+    """Return the sentences of a cleaned text, in order, none empty; tabs become spaces.
 
     A blank line always ends a sentence; a line break does so unless the line is visibly wrapped:
     the next one begins in lower case, or this one is as long as lines of wrapped prose are.
@@ -83,7 +85,8 @@ def _any(words: str, *cases: Callable[[str], str]) -> str:
 
 
 def _after(words: str, *cases: Callable[[str], str]) -> str:
-    """After any of `words`, a full stop and a space; grouped, as a lookbehind has a fixed width."""
+    """Return a pattern that matches after any of `words` with a full stop and a space. Words are
+    grouped by length, since a lookbehind has a fixed width."""
     groups = groupby(sorted(words.split(), key=len), key=len)
     return "|".join(rf"(?<=\b(?:{_any(' '.join(group), *cases)})\.[ ])" for _, group in groups)
 

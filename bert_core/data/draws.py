@@ -1,7 +1,7 @@
-"""Random numbers by key: what is drawn for a place in a row is a function of the row's key.
+"""Random numbers by key: the number for a place in a row is a function of the row's key.
 
-So a mask depends neither on the rows that are masked with it nor on the process that masks them: it
-is the same in a shard and at training time, in any batch, on any number of workers.
+So a row's mask depends neither on the rows that are masked together with it nor on the process that
+masks them: it is the same in a shard and at training time, in any batch, on any number of workers.
 """
 
 from dataclasses import dataclass
@@ -11,23 +11,24 @@ from jaxtyping import Float, Integer, UInt64
 
 # What numbers are drawn for; each purpose has separate numbers at every place.
 ORDER, LENGTH, FATE, REPLACEMENT = PURPOSES = range(4)
-GUESS = 1  # added to a row's key for what a generator puts there
+GUESS = 1  # added to a row's key when drawing the tokens that a generator puts there
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def _mix(state: UInt64[np.ndarray, "*any"]) -> UInt64[np.ndarray, "*any"]:
-    """The output function of SplitMix64 (Steele, Lea and Flood 2014): all bits affect all."""
+    """Apply the output function of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input
+    affects every bit of the output."""
     state = (state ^ (state >> np.uint64(30))) * _FIRST
     state = (state ^ (state >> np.uint64(27))) * _SECOND
     return state ^ (state >> np.uint64(31))
 
 
 def row_keys(*parts: int | Integer[np.ndarray, "rows"]) -> UInt64[np.ndarray, "rows"]:
-    """A key for every row, from numbers that identify it: a seed, its epoch, ….
+    """Return a key for every row, from numbers that identify it: a seed, its epoch, ….
 
-    Parts that are a single number apply to all rows; at least one part is an array.
+    A part that is a single number applies to all rows; at least one part must be an array.
     """
     keys = np.zeros(1, dtype=np.uint64)
     for part in parts:
@@ -37,7 +38,7 @@ def row_keys(*parts: int | Integer[np.ndarray, "rows"]) -> UInt64[np.ndarray, "r
 
 @dataclass(frozen=True)
 class Draws:
-    """Uniform numbers for the places of rows with these keys: SplitMix64 with random access."""
+    """Draws uniform numbers for places in rows with these keys: SplitMix64 with random access."""
 
     keys: UInt64[np.ndarray, "rows"]
 
@@ -47,7 +48,13 @@ class Draws:
         rows: Integer[np.ndarray, "drawn"],
         places: int | Integer[np.ndarray, "drawn"],
     ) -> Float[np.ndarray, "drawn"]:
-        """A number in [0, 1) for each of `places`, counted from the beginning of its row."""
+        """Return a number in [0, 1) for each of `places`.
+
+        Args:
+            purpose: one of `PURPOSES`.
+            rows: the row of each place, as an index into `keys`.
+            places: positions counted from the beginning of the row.
+        """
         counters = np.atleast_1d(places).astype(np.uint64) * np.uint64(len(PURPOSES))
         counters = counters + np.uint64(purpose + 1)
         return (_mix(self.keys[rows] + counters * _STEP) >> np.uint64(11)) * 2.0**-53

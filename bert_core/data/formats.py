@@ -1,4 +1,4 @@
-"""Bytes to documents, and what is said of damaged ones. Pure: no files here."""
+"""Bytes to documents, and the messages about damaged ones. Pure: no files here."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,10 @@ BOUNDARIES: dict[Boundary, re.Pattern[bytes]] = {
 
 
 def decode_utf8(data: bytes, source: str, offset: int = 0) -> str:
-    """Raises: CorpusError naming `source` and the byte if `data`, at `offset`, is not UTF-8."""
+    """Decode `data`, which begins at byte `offset` of `source`.
+
+    Raises: CorpusError naming `source` and the offset of the first byte that is not UTF-8.
+    """
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -29,7 +32,7 @@ def decode_utf8(data: bytes, source: str, offset: int = 0) -> str:
 
 
 def not_utf8(byte: int, where: str = "") -> str:
-    """The message about a text that has `byte`, with the way out.
+    """Return the message about a text that is not UTF-8 because of `byte`, with the way out.
 
     UTF-16 begins with 0xff or 0xfe, which are rare letters in the encoding of older Windows files.
     """
@@ -41,17 +44,17 @@ def not_utf8(byte: int, where: str = "") -> str:
 
 
 def damaged(path: str, kind: str, error: Exception) -> CorpusError:
-    """The error for a file that cannot be read to its end."""
+    """Return the error for a file of this kind that cannot be read to its end."""
     return CorpusError(f"{path}: wanted a whole {kind}, it cannot be read ({error}): copy it again")
 
 
 def text_documents(
     data: bytes, boundary: Boundary, source: str, offset: int = 0, errors: Errors = "fail"
 ) -> Iterator[str | None]:
-    """The documents of a text file, or of a part of it that begins at byte `offset`.
+    """Yield the documents of a text file, or of a part of it that begins at byte `offset`.
 
     If `errors` is "skip", None stands for a document that is not UTF-8.
-    Raises: CorpusError naming the byte if it is "fail".
+    Raises: CorpusError naming the byte if `errors` is "fail".
     """
     for piece_offset, piece in text_pieces(data, boundary):
         try:
@@ -63,7 +66,8 @@ def text_documents(
 
 
 def text_pieces(data: bytes, boundary: Boundary) -> Iterator[tuple[int, bytes]]:
-    """The documents of a text file, unchanged and with separators, and the byte offset of each."""
+    """Yield the byte offset and the bytes of each document of a text file, unchanged and with its
+    separator."""
     pieces = [data] if boundary == "file" else _split(data, BOUNDARIES[boundary])
     return _with_offsets(pieces, data)
 
@@ -82,7 +86,8 @@ def _with_offsets(pieces: list[bytes], data: bytes) -> Iterator[tuple[int, bytes
 
 
 def column_of(row: dict, column: str, source: str) -> str:
-    """The text in `column`. Raises: CorpusError listing the row's columns."""
+    """Return the text in `column`. Raises: CorpusError listing the row's columns if it has no text
+    there."""
     if not isinstance(row.get(column), str):
         raise CorpusError(
             f"{source}: wanted text in the column {column!r}, "

@@ -1,4 +1,5 @@
-"""Between the two passes of preparation: the contents of a block of the corpus, encoded, by shard.
+"""Fragments: files between the two passes of preparation, each with the encoded documents of a
+block of the corpus, grouped by shard.
 
 A fragment is an Arrow IPC file of parts; a part is one record batch per shard, in order. So a block
 of any size is encoded in bounded memory, and a shard reads only its own batches. An empty batch at
@@ -24,8 +25,9 @@ from bert_core.data.ragged import offsets_of
 
 @dataclass(frozen=True)
 class FragmentPart:
-    """Encoded documents: their digests, how often each counts, which source each is from, which
-    shard each belongs to, and their sentences, a list<list<ids>> with one list per document."""
+    """Encoded documents: their digests, how many copies each stands for, which source each is from,
+    which shard each belongs to, and their sentences, a list<list<ids>> with one list per
+    document."""
 
     digests: list[bytes]
     copies: Integer[np.ndarray, "documents"]
@@ -41,7 +43,7 @@ def write_fragment(
     counts: Counter[str],
     id_type: pa.DataType,
 ) -> None:
-    """Write the parts as they arrive; `counts` is read after the last one."""
+    """Write the parts as they arrive, then `counts`, which may change until the last part."""
     schema = pa.schema(
         {
             "digest": pa.binary(32),
@@ -70,7 +72,7 @@ def write_fragment(
 
 
 def read_counts(path: str) -> Counter[str]:
-    """The counts made while the fragment was written."""
+    """Return the counts that were made while the fragment was written."""
     with files.open_input(path) as file:
         reader = pa.ipc.open_file(file)
         last = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
@@ -78,8 +80,12 @@ def read_counts(path: str) -> Counter[str]:
 
 
 def read_shard(paths: Sequence[str], shard: int, shards: int) -> pa.Table:
-    """The documents of one shard in all fragments, sorted by digest; of equal ones, that with the
-    most copies is first."""
+    """Return the documents of one shard in all fragments, sorted by digest; of documents with the
+    same digest, the one with the most copies comes first.
+
+    Args:
+        shards: the number of all shards.
+    """
     batches = []
     for path in paths:
         with files.open_input(path) as file:
@@ -92,7 +98,7 @@ def read_shard(paths: Sequence[str], shard: int, shards: int) -> pa.Table:
 
 
 def distinct(documents: pa.Table) -> pa.Table:
-    """The first of all documents with the same text.
+    """Keep only the first of documents with the same text.
 
     Args:
         documents: sorted by digest.
@@ -103,9 +109,11 @@ def distinct(documents: pa.Table) -> pa.Table:
 
 
 def as_documents(main: pa.Table, borrowed: Sequence[pa.Table] = ()) -> Documents:
-    """The documents of a shard in the form that `pairs` takes, each repeated by its copies.
+    """Return the documents of a shard in the form that `pairs` takes, each as often as it has
+    copies.
 
     Args:
+        main: the shard's own documents.
         borrowed: documents of other shards, from which random sentences may come.
     """
     copies = main.column("copies").to_numpy().astype(np.int64)

@@ -1,7 +1,7 @@
-"""JSON objects: one per line, in a list, or over several lines. Pure: no files here.
+"""Reads JSON objects: one per line, in a list, or over several lines. Pure: no files here.
 
-All three are read as lines, so that a bad object takes no other with it: in JSON, line ends within
-an object are white space, so its bytes on one line are the same object.
+All three are read as lines, so that a bad object does not make others unreadable. In JSON, line
+ends within an object are white space, so an object may be put on a single line unchanged.
 """
 
 import codecs
@@ -18,7 +18,7 @@ from bert_core.data.formats import Errors, decode_utf8
 from bert_core.errors import CorpusError
 
 CHUNK_BYTES = 1 << 22
-# A bracket outside strings, or the beginning of a string whose end is not in sight.
+# A bracket outside strings, or the beginning of a string that does not end in the buffer.
 _MARK = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+(["\[\]{}])', re.DOTALL)
 _LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")
 _BLANK = b" \t\r\n"
@@ -27,23 +27,25 @@ _PLAUSIBLE = re.compile(rb'\s*+(?:\[\s*+\{|\{\s*+(?:"|\}))')
 
 
 def looks_like_json(head: bytes) -> bool:
-    """Whether contents that begin so are JSON objects, or a list of them."""
+    """Whether contents that begin with `head` are JSON objects, or a list of them."""
     return _PLAUSIBLE.match(head.removeprefix(codecs.BOM_UTF8)) is not None
 
 
 def is_of_lines(head: bytes) -> bool:
-    """Whether contents that begin so hold an object per line: not a list, and no object whose
-    first line is only its bracket."""
+    """Whether contents that begin with `head` have one object per line: they are not a list, and
+    the first line is more than an opening brace."""
     return _OTHERWISE.match(head.removeprefix(codecs.BOM_UTF8)) is None
 
 
 def as_lines(stream: io.BufferedIOBase, source: str) -> Iterator[tuple[int, bytes]]:
-    """The objects of a list, or of several lines each, one per line, with their byte offsets.
+    """Yield the byte offset of each object of a list, or of objects over several lines, and the
+    object on a single line.
 
-    Memory is bounded by the longest object and `CHUNK_BYTES`.
+    Text between objects is yielded too, unless it is commas and white space: it is not JSON. Memory
+    is bounded by the longest object and `CHUNK_BYTES`.
     Raises: CorpusError if the list or an object is not closed.
     """
-    buffer, base, at = b"", 0, 0  # what is in sight, its offset, and how far it has been read
+    buffer, base, at = b"", 0, 0  # the bytes in memory, their offset, and how far they are read
     depth, begins, in_list = 0, 0, False
     while chunk := stream.read(max(CHUNK_BYTES, len(buffer))):
         buffer += chunk
@@ -86,24 +88,24 @@ def as_lines(stream: io.BufferedIOBase, source: str) -> Iterator[tuple[int, byte
 
 
 def _between(buffer: bytes, start: int, end: int, base: int) -> Iterator[tuple[int, bytes]]:
-    """The text between two objects, if it is more than commas and white space."""
+    """Yield the offset and text between two objects, if it is more than commas and white space."""
     text = buffer[start:end].strip(b"," + _BLANK)
     if text and text != codecs.BOM_UTF8:
         yield base + start, text.translate(_LINE_ENDS)
 
 
 class Unread(str):
-    """A row that cannot be read: what is wrong with it, and where."""
+    """The message about a row that cannot be read: where it is, and what is wrong with it."""
 
     __slots__ = ()
 
 
 def json_rows(data: bytes, source: str, *, keep: bool = False) -> list[Any]:
-    """The objects of a file.
+    """Return the objects of a file.
 
     Args:
-        keep: whether an `Unread` stands for one that cannot be read.
-    Raises: CorpusError naming the line, or which object of a list, unless `keep`.
+        keep: whether to return an `Unread` in place of an object that cannot be read.
+    Raises: CorpusError naming the line, or the number of the object in a list, unless `keep`.
     """
     if is_of_lines(data):
         lines = enumerate(data.splitlines(), 1)
@@ -129,10 +131,10 @@ def json_rows(data: bytes, source: str, *, keep: bool = False) -> list[Any]:
 def jsonl_rows(
     data: bytes, source: str, offset: int = 0, errors: Errors = "fail"
 ) -> Iterator[dict | None]:
-    """One JSON object per line; empty lines and a byte order mark are skipped.
+    """Yield the JSON object on each line; empty lines and a byte order mark are skipped.
 
     If `errors` is "skip", None stands for a line that is not an object.
-    Raises: CorpusError naming the byte at which such a line begins if it is "fail".
+    Raises: CorpusError naming the byte at which such a line begins if `errors` is "fail".
     """
     for line in data.splitlines(keepends=True):
         if line.removeprefix(codecs.BOM_UTF8).strip():
@@ -146,9 +148,10 @@ def jsonl_rows(
 
 
 def json_object(line: bytes, source: str, place: str, offset: int = 0) -> dict[str, Any]:
-    """The object on a line that begins at byte `offset`.
+    """Return the object on a line that begins at byte `offset`.
 
-    Raises: CorpusError naming file and place, also for a whole table as pandas writes it.
+    Raises: CorpusError naming file and place if the line is not a JSON object, or if it is a whole
+        table as pandas writes it.
     """
     where = f"{source}, {place}"
     text = decode_utf8(line, where, offset).removeprefix("\ufeff")
@@ -169,8 +172,12 @@ def json_object(line: bytes, source: str, place: str, offset: int = 0) -> dict[s
 
 
 def _of_pandas(value: dict[str, Any]) -> tuple[str, str] | None:
-    """How pandas' `to_json` wrote a table, unless by records, and how Python reads it back from
-    `{}`. Source: pandas 3.1, `DataFrame.to_json`; by columns and by index, with numbered rows."""
+    """Return the `orient` with which pandas' `to_json` wrote a table, and a Python expression that
+    reads it back, with `{}` for the parsed JSON; None if it is not such a table.
+
+    Source: pandas 3.1, `DataFrame.to_json`. The orients "columns" and "index" are recognised if
+    rows are numbered.
+    """
     if [*value] == ["columns", "index", "data"]:
         return "split", "pandas.DataFrame(**{})"
     if [*value] == ["schema", "data"] and "pandas_version" in (value["schema"] or ()):
@@ -205,7 +212,8 @@ _NAMES: dict[type, str] = {
 
 
 def json_value(text: str, wanted: str, way_out: str = "correct or remove it") -> Any:
-    """A JSON value. Raises: CorpusError if it is none, or has a name twice in an object."""
+    """Return a JSON value. Raises: CorpusError if the text is not JSON, or an object in it has the
+    same name twice."""
     try:
         return json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
@@ -216,8 +224,10 @@ def json_value(text: str, wanted: str, way_out: str = "correct or remove it") ->
 
 
 def check_finite(value: Any, where: str) -> None:
-    """Raises: CorpusError for a number that JSON cannot hold: NaN, or one as large as 1e400, which
-    Python reads as Infinity."""
+    """Check that a value contains no number that JSON cannot hold.
+
+    Raises: CorpusError for NaN, and for a number as large as 1e400, which Python reads as Infinity.
+    """
     if isinstance(value, dict):
         for name, item in value.items():
             check_finite(item, f"{where}, {name!r}")
@@ -232,7 +242,8 @@ def check_finite(value: Any, where: str) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises: JSONDecodeError if a name occurs twice, of which `json` would keep the last."""
+    """Return the pairs as a dict. Raises: JSONDecodeError if a name occurs twice: `json` would
+    silently keep the last value."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]

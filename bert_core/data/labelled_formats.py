@@ -1,8 +1,7 @@
 """Bytes to labelled records, in the formats in which authors publish their sets. Pure: no files.
 
 A record has the columns of its source under their original names; `LabelledFormat.columns` says
-which of them hold the fields of a task. What tasks make of records is left to
-`bert_core.tasks.shapes`.
+which of them hold the fields of a task. `bert_core.tasks.shapes` converts records for the tasks.
 """
 
 import re
@@ -26,7 +25,7 @@ CONLLU_COLUMNS = (
 
 
 class Comment(str):
-    """A line that is no row, of a format that does not say how comments are marked."""
+    """A line that was taken for a comment, in a format that does not say how they are marked."""
 
     __slots__ = ()
 
@@ -67,20 +66,22 @@ class LabelledFile:
 
     @property
     def rows(self) -> int:
-        """How many rows the file has, with those that cannot be read or are broken."""
+        """The number of rows in the file, including those that cannot be read or are broken."""
         return len(self.records) + len(self.unread) + self.broken
 
 
 def labelled_records(data: bytes, source: str, name: str | None) -> LabelledFile:
-    """The records of a file, and which columns hold a task's fields.
+    """Return the records of a file, and which columns hold a task's fields.
 
     Sets are also published as Parquet, with the original column names: such a file is read as
     Parquet, even if `name` says otherwise.
 
     Args:
-        data: decompressed.
-        name: of `FORMATS`; None reads a table, of the kind that contents and suffix say.
-    Raises: ConfigError for an unknown name; CorpusError for a file that is not of its kind.
+        data: the file's contents, decompressed.
+        source: the file's name.
+        name: a key of `FORMATS`; None reads a table, whose kind is detected from contents and
+            suffix.
+    Raises: ConfigError for an unknown name; CorpusError for a file that is not of that format.
     """
     if name is None:
         rows = table_rows(data, source, keep=True)
@@ -102,8 +103,8 @@ def labelled_records(data: bytes, source: str, name: str | None) -> LabelledFile
 
 
 def _sorted(lines: Sequence[Line], columns: dict[str, str]) -> LabelledFile:
-    """Sort the lines or rows of a file into records, comments and those that cannot be read; None
-    is a broken line."""
+    """Sort the lines or rows of a file into records, comments and rows that cannot be read; None
+    stands for a broken line."""
     comments = [line for line in lines if isinstance(line, Comment)]
     records: list[Record] = []
     numbers: list[int] = []
@@ -126,8 +127,10 @@ def _sorted(lines: Sequence[Line], columns: dict[str, str]) -> LabelledFile:
 
 
 def _check_is_rows(record: Record, source: str) -> None:
-    """Raises: CorpusError if the only object of a file of JSON is a set as its authors publish it,
-    or holds the rows in a list."""
+    """Check that the only object of a JSON file is a row.
+
+    Raises: CorpusError if it holds the articles of SQuAD, or several splits, as CLINC150's file.
+    """
     lists = {
         name: value
         for name, value in record.items()
@@ -146,7 +149,8 @@ def _check_is_rows(record: Record, source: str) -> None:
 
 
 def _tsv(*names: str, errors: Errors = "fail") -> Reader:
-    """Reader of tab-separated lines with literal quotes; the header is `names` or the first line.
+    """Return a reader of tab-separated lines with literal quotes; the header is `names`, or the
+    first line if there are none.
 
     A first line that begins with `index` is always a header: GLUE's test files have one. If
     `errors` is "skip", None stands for a line with a different number of columns.
@@ -194,11 +198,12 @@ _COLUMNS = re.compile(r"#[ \t]*global\.columns[ \t]*=[ \t]*(.+)", re.IGNORECASE)
 
 
 def _conll(data: bytes, source: str) -> list[Line]:
-    """Sentences between blank lines, one token per line; columns `0`, `1`, … and `-1`, the last.
+    """Read sentences between blank lines, one token per line; columns `0`, `1`, … and `-1`, the
+    last.
 
-    Lines that begin a sentence with `#` and a blank are comments (`# id 5239d808`, `# s1`), unless
-    they fit among the tokens: as many columns, the last of which is also that of another token.
-    There are as many columns as most lines have.
+    The number of columns is that of most lines. A line with `#` and a blank at the beginning of a
+    sentence is a comment (`# id 5239d808`, `# s1`), unless it looks like a token: it has that many
+    columns, and another token has the same value in the last column.
     """
     lines = _lines_of(data)
     sound = [row for row in map(_cells, lines) if row and not _COMMENT.match(row[0])]
@@ -223,7 +228,7 @@ def _conll(data: bytes, source: str) -> list[Line]:
 
 
 def _conllu(data: bytes, source: str) -> list[Line]:
-    """Sentences of CoNLL-U by column name, without ranges (`1-2`) and empty nodes (`8.1`).
+    """Read sentences of CoNLL-U by column name, without ranges (`1-2`) and empty nodes (`8.1`).
 
     CoNLL-U Plus names its columns in the first line (`# global.columns = ID FORM …`).
     """
@@ -246,12 +251,14 @@ def _conllu(data: bytes, source: str) -> list[Line]:
 
 
 def _lines_of(data: bytes) -> list[str]:
-    """The lines; bytes that are not UTF-8 are kept, so that they spoil one line only."""
+    """Return the lines. Bytes that are not UTF-8 are kept as surrogates, so that they make only
+    their own line unreadable."""
     return data.decode(errors="surrogateescape").removeprefix("\ufeff").split("\n")
 
 
 def _cells(line: str) -> list[str]:
-    """The columns of a line: between tabs if it has any, otherwise between blanks."""
+    """Return the columns of a line, split at tabs if it has any, otherwise at blanks; empty for a
+    blank line or a document boundary."""
     line = line.rstrip("\r")
     if not line.strip(_BLANK) or _BOUNDARY.match(line):
         return []
@@ -264,13 +271,13 @@ def _sentences(
     is_comment: Callable[[str], bool],
     names: Sequence[str] = (),
 ) -> Iterator[list[list[str]] | Comment | Unread]:
-    """Rows between blank lines and the comments before them; all rows have as many columns, or
-    their sentence cannot be read.
+    """Yield the sentences, as their rows between blank lines, and the comments before them. A
+    sentence with a row that does not have `columns` columns is yielded as `Unread`.
 
     Args:
-        is_comment: whether a line is no row; it is only asked about lines that begin a sentence,
-            unless columns have names: then the format has comments anywhere.
-        names: of the columns, if the format names them; tabs separate these.
+        is_comment: whether a line is a comment. It is called only for lines that begin a sentence,
+            unless there are `names`: such formats have comments anywhere.
+        names: names of the columns, if the format has them; its columns are separated by tabs.
     """
     rows: list[list[str]] = []
     fault: Unread | None = None
@@ -298,7 +305,7 @@ def _sentences(
 
 
 def _squad(data: bytes, source: str) -> list[Line]:
-    """Questions of SQuAD 1.1 or 2.0 with their passage, in the order of the file."""
+    """Read the questions of SQuAD 1.1 or 2.0 with their passages, in the order of the file."""
     records: list[Line] = []
     articles = _json(data, source, "squad")
     if not isinstance(articles, dict):
@@ -345,7 +352,7 @@ def _question(question: Any, context: Any, place: str) -> Record | Unread:
 
 
 def _clinc(split: str) -> Reader:
-    """Reader of one split of CLINC150's file, with its rows that are out of scope (`oos`)."""
+    """Return a reader of one split of CLINC150's file, with its out-of-scope rows (`oos`)."""
 
     def read(data: bytes, source: str) -> list[Line]:
         splits = _json(data, source, f"clinc_{split}")

@@ -1,8 +1,8 @@
-"""Which positions are predicted, and what the model sees there.
+"""Masking: which positions are predicted, and what the model sees there.
 
 A strategy chooses positions, in groups (`STRATEGIES`); `corrupt` puts [MASK], a random token or the
-token itself there, with one draw per group; `Masker` does both. All work on many rows at once, and
-draws depend on a row's key alone, whether masks are made with the shard or at training time.
+token itself there, with one draw per group; `Masker` does both. All work on many rows at once. The
+draws for a row depend on its key only, whether masks are made with the shard or at training time.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,8 @@ class Masked:
 def budgets(
     offsets: Integer[np.ndarray, "rows_1"], config: MaskingConfig
 ) -> Integer[np.ndarray, "rows"]:
-    """Positions to predict per row: the share of its length, from 1 to the maximum."""
+    """Return the number of positions to predict in each row: the share of its length, from 1 to the
+    maximum."""
     wanted = np.rint(np.diff(offsets) * config.masked_lm_prob).astype(np.int64)
     return np.clip(wanted, 1, config.max_predictions_per_seq)
 
@@ -80,9 +81,10 @@ def budgets(
 def number_words(
     maskable: Bool[np.ndarray, "tokens"], begins_word: Bool[np.ndarray, "tokens"]
 ) -> Integer[np.ndarray, "tokens"]:
-    """Which word each token belongs to, counted through all rows; SPECIAL if none.
+    """Return the number of the word that each token belongs to, counted through all rows; SPECIAL
+    if none.
 
-    A token after a special one begins a word too: a row may be cut inside a word.
+    A token after a special token begins a word too: a row may be cut inside a word.
     """
     after_special = np.concatenate([[True], ~maskable[:-1]]) if len(maskable) else maskable
     starts = maskable & (begins_word | after_special)
@@ -97,7 +99,7 @@ def choose_tokens(
 ) -> Chosen:
     """Pick each row's budget of tokens, every set of them equally likely.
 
-    A row with fewer maskable positions gets fewer.
+    If a row has fewer maskable tokens, all of them are picked.
     Source: R. Floyd's sampling without replacement (Bentley and Floyd 1987), all rows at once.
     """
     candidates = np.flatnonzero(words != SPECIAL)
@@ -133,7 +135,7 @@ def choose_runs(
     the budget, and skipped if none fits, so fewer than the budget may come back, never more.
 
     Args:
-        one_draw: the positions of a run form one group; otherwise each is its own group.
+        one_draw: whether the positions of a run form one group; otherwise each is its own group.
     """
     longest = len(length_shares)
     starts = np.flatnonzero((words != SPECIAL) & (np.diff(words, prepend=SPECIAL - 1) != 0))
@@ -233,18 +235,19 @@ def corrupt(
 
 
 def span_lengths(positions: Integer[np.ndarray, "picked"]) -> Integer[np.ndarray, "spans"]:
-    """How many of these ascending positions make up each span: those without a gap.
+    """Return the length of each span: each run of consecutive numbers in `positions`, which are
+    ascending.
 
     Adjacent spans count as one, as in SpanBERT's code, so that the neighbours of a span are never
-    predicted themselves (Joshi et al. 2020, section 3.2); special tokens at their ends keep rows
-    apart.
+    predicted themselves (Joshi et al. 2020, section 3.2). No span crosses rows, since these have
+    special tokens at their ends.
     """
     begins = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
     return np.diff(np.append(begins, len(positions)))
 
 
 class Masker:
-    """Masks rows by a config; draws are a function of each row's key."""
+    """Masks rows as its config says; the draws are a function of each row's key."""
 
     def __init__(
         self,
@@ -271,8 +274,8 @@ class Masker:
         """Choose positions in every row and corrupt them.
 
         Args:
-            begins_word: whether a token is the first piece of a word.
-            keys: what identifies each row, from `draws.row_keys`.
+            begins_word: whether each token is the first piece of a word.
+            keys: the key of each row, from `draws.row_keys`.
         """
         draws = Draws(keys)
         words = number_words(~self._is_special[input_ids], begins_word)

@@ -1,8 +1,8 @@
 """The global order of training: which sample comes when, for any number of workers.
 
-A function of (seed, epoch) alone: the shards are permuted, and rows are permuted within windows of
-`window` shards, so that a node needs only the shards of its current window. Samples are counted
-across epochs without a gap, so a global batch is a slice and no row is ever left out.
+It depends on the seed and the epoch only: the shards are permuted, and rows are permuted within
+windows of `window` shards, so that a node needs only the shards of its current window. Samples are
+counted across epochs without a gap, so a global batch is a slice and no row is ever left out.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Samples:
     epochs: Integer[np.ndarray, "samples"]
 
     def take(self, picked: Integer[np.ndarray, "picked"]) -> "Samples":
-        """The samples at the positions `picked`, in that order."""
+        """Return the samples at the positions `picked`, in that order."""
         return Samples(self.shards[picked], self.rows[picked], self.epochs[picked])
 
 
@@ -45,7 +45,7 @@ class GlobalOrder:
         self._window_order = lru_cache(maxsize=2)(draw)
 
     def samples(self, start: int, count: int) -> Samples:
-        """Samples `start` to `start + count` of the run; epochs follow one another."""
+        """Return the samples from `start` up to `start + count` of the run, across epochs."""
         shards, rows, epochs = [], [], []
         position, end = start, start + count
         while position < end:
@@ -72,7 +72,7 @@ def _permuted(shards: int, seed: int, epoch: int) -> Integer[np.ndarray, "shards
 def _window_sizes(
     shard_rows: Integer[np.ndarray, "shards"], seed: int, size: int, epoch: int
 ) -> Integer[np.ndarray, "windows"]:
-    """Rows in each window of an epoch; a window has `size` shards."""
+    """Return the number of rows in each window of an epoch; a window has `size` shards."""
     rows = shard_rows[_permuted(len(shard_rows), seed, epoch)]
     return np.add.reduceat(rows, np.arange(0, len(rows), size))
 
@@ -80,7 +80,7 @@ def _window_sizes(
 def _draw_window(
     shard_rows: Integer[np.ndarray, "shards"], seed: int, size: int, epoch: int, window: int
 ) -> tuple[Integer[np.ndarray, "rows"], Integer[np.ndarray, "rows"]]:
-    """The rows of a window in their order: the shard of each, and its place there."""
+    """Return the rows of a window in training order: the shard of each, and its index there."""
     shards = _permuted(len(shard_rows), seed, epoch)[window * size : (window + 1) * size]
     sizes = shard_rows[shards]
     shard_of_row = np.repeat(shards, sizes)
@@ -90,18 +90,21 @@ def _draw_window(
 
 
 def part_of_rank(count: int, rank: int, world_size: int) -> slice:
-    """The part of `count` ordered items that rank `rank` of `world_size` takes."""
+    """Return the part of `count` ordered items that rank `rank` of `world_size` takes."""
     return slice(count * rank // world_size, count * (rank + 1) // world_size)
 
 
 def balanced_part(
     tokens: Integer[np.ndarray, "samples"], rank: int, world_size: int
 ) -> Integer[np.ndarray, "part"]:
-    """Which samples of a global batch a rank takes, ascending: about as many tokens as any other,
-    since all ranks wait for the slowest.
+    """Return the positions of the samples of a global batch that a rank takes, ascending. All ranks
+    get about the same number of tokens, since all wait for the slowest.
 
-    The longest are dealt first, back and forth, so that the numbers of samples differ by at most
-    one.
+    The longest samples are dealt first, back and forth, so that the numbers of samples per rank
+    differ by at most one.
+
+    Args:
+        tokens: the length of each sample.
     """
     order = np.argsort(-tokens, kind="stable")
     turn, seat = np.divmod(np.arange(len(order)), world_size)

@@ -86,7 +86,7 @@ class Segments:
 
     @classmethod
     def concatenate(cls, several: "list[Segments]") -> "Segments":
-        """All rows of `several`, in order."""
+        """Return all rows of `several`, in order."""
         counts = np.concatenate([np.diff(segments.row_offsets) for segments in several])
         return cls(
             np.concatenate([segments.starts for segments in several]),
@@ -99,14 +99,14 @@ class Segments:
         return len(self.row_offsets) - 1
 
     def take(self, rows: Integer[np.ndarray, "picked"]) -> "Segments":
-        """The rows at the positions `rows`, in that order."""
+        """Return the rows at the positions `rows`, in that order."""
         counts = np.diff(self.row_offsets)[rows]
         picked = ragged_ranges(self.row_offsets[rows], counts)
         labels = self.labels[rows] if len(self.labels) else self.labels
         return Segments(self.starts[picked], self.ends[picked], offsets_of(counts), labels)
 
     def lengths(self) -> Integer[np.ndarray, "rows"]:
-        """Ids of each row, special tokens included."""
+        """Return the number of ids of each row, special tokens included."""
         tokens = offsets_of(self.ends - self.starts)[self.row_offsets]
         return 1 + np.diff(tokens) + np.diff(self.row_offsets)
 
@@ -115,8 +115,8 @@ class Segments:
 class FlatRows:
     """`[CLS] segment [SEP] segment [SEP] …` of every row, flat; `offsets` (rows + 1) divides them.
 
-    `segment_b_start` counts from the row's beginning: to the second segment of a pair; in other
-    rows, which have type 0 throughout, it is their length.
+    `segment_b_start` is where the second segment of a pair begins, counted from the row's
+    beginning; in other rows, which have token type 0 throughout, it is the row's length.
     """
 
     input_ids: Integer[np.ndarray, "tokens"]
@@ -130,10 +130,10 @@ def make_rows(
     config: PairsConfig,
     rng: np.random.Generator,
 ) -> Segments:
-    """Rows of every own document, once, of the kind that `config` names.
+    """Make rows of every own document, once, of the kind that `config` names.
 
     Args:
-        word_start: whether an id begins a word.
+        word_start: whether each id of the documents begins a word.
     Raises: CorpusError if `kind` is "nsp" and all documents have the same text.
     """
     return ROWS[config.kind](documents, word_start, config, rng)
@@ -147,12 +147,12 @@ def _pairs(
     *,
     random_next: bool,
 ) -> Segments:
-    """Pair every own document's sentences once.
+    """Make pairs of every own document's sentences, once.
 
-    For every pair a fair coin decides whether B follows A or, with `random_next`, comes from a
-    document with a different text; without it, whether A and B are swapped. A chunk of one sentence
-    takes the next one in as well or, at the end of its document, is cut at a word, so that either
-    label stays possible; a chunk of a single word is left out. The sentences of a chunk that a
+    A fair coin decides the label of every pair. With `random_next`: whether B follows A or comes
+    from a document with a different text; without: whether A and B are swapped. A chunk of a single
+    sentence also takes the next sentence or, at the end of its document, is cut at a word, so that
+    either label stays possible; a chunk of a single word is left out. Sentences of a chunk that a
     random B replaces are put back.
 
     Source: Devlin et al. 2019, section 3.1 and appendix A.2; google-research/bert
@@ -174,7 +174,8 @@ def _pairs(
 
 
 def _uniform(rng: np.random.Generator) -> Callable[[], float]:
-    """`rng.random`, a few thousand numbers at a time: a tenth of the time of single calls."""
+    """Return a function that returns `rng.random`'s numbers, drawn a few thousand at a time: a
+    tenth of the time of single calls."""
 
     def endless() -> Iterator[float]:
         while True:
@@ -185,7 +186,7 @@ def _uniform(rng: np.random.Generator) -> Callable[[], float]:
 
 @dataclass
 class _Pairing:
-    """The walk through documents that draws pairs, on Python integers."""
+    """Walks through documents and draws pairs, on Python integers."""
 
     documents: Documents
     word_start: np.ndarray
@@ -200,7 +201,11 @@ class _Pairing:
         self.firsts: list[int] = self.documents.document_offsets.tolist()
 
     def add(self, document: int, run: tuple[int, int], flat: array) -> None:
-        """Append (A's start, end, B's start, end, label) for the pairs of one document."""
+        """Append (A's start, end, B's start, end, label) to `flat` for each pair of a document.
+
+        Args:
+            run: the documents with the same text, from which no random B may come.
+        """
         if self.random_next and run == (0, len(self.firsts) - 1):
             raise CorpusError(
                 "next-sentence pairs: wanted at least two documents with different texts, got one: "
@@ -235,7 +240,7 @@ class _Pairing:
             flat.extend((first, split, *b, label))
 
     def _random_segment(self, run: tuple[int, int], target: int) -> tuple[int, int]:
-        """Adjacent sentences of about `target` ids from a document outside `run`."""
+        """Draw adjacent sentences of about `target` ids from a document outside `run`."""
         before, after = run
         document = int(self.draw() * (before + len(self.firsts) - 1 - after))
         if document >= before:
@@ -247,7 +252,7 @@ class _Pairing:
 
 
 def _runs_of_equal_digests(documents: Documents) -> list[tuple[int, int]]:
-    """For each own document, the half-open run of own documents with the same text."""
+    """Return for each own document the half-open run of own documents with the same text."""
     runs: list[tuple[int, int]] = []
     start = 0
     for index in range(1, documents.num_own + 1):
@@ -267,7 +272,7 @@ def _cut_at_a_word(
 def _truncate(
     ranges: Integer[np.ndarray, "pairs 4"], budget: int, rng: np.random.Generator
 ) -> Integer[np.ndarray, "pairs 4"]:
-    """Remove ids from the longer segment until both fit, each from a random end."""
+    """Remove ids from the longer segment of each pair until both fit, each from a random end."""
     lengths = ranges[:, 1::2] - ranges[:, ::2]
     a, b = lengths.T
     excess = np.maximum(a + b - budget, 0)
@@ -333,7 +338,8 @@ def _full_sentences(
 
 
 def _greedy_rows(begins: list[int], stops: list[int], limits: list[int], longest: int) -> list[int]:
-    """Where rows begin; each takes the pieces that fit into `longest` and are before its limit."""
+    """Return the first piece of each row. A row takes the pieces that fit into `longest` ids and
+    come before the limit of its first piece."""
     row_starts, at = [], 0
     while at < len(begins):
         row_starts.append(at)

@@ -1,6 +1,6 @@
-"""Parquet: a column is read when it is asked for, as the plain values that other formats have.
+"""Reads Parquet: each column when it is first used, as the plain values that other formats have.
 
-So a column that nobody asks for can neither make a file unreadable nor cost memory.
+So a column that is not used can neither make a file unreadable nor cost memory.
 """
 
 import io
@@ -25,9 +25,9 @@ _OF_EXTENSIONS: dict[str, Convert] = {"arrow.json": json.loads, "arrow.uuid": st
 
 @contextmanager
 def reading_parquet(source: str) -> Iterator[None]:
-    """Wraps calls of pyarrow, and nothing else. Raises: CorpusError naming `source`.
+    """Turn pyarrow's errors into a CorpusError naming `source`. Wrap calls of pyarrow only.
 
-    Damage reaches us as almost any error: of Arrow's family, OSError, OverflowError, ValueError.
+    For a damaged file it may raise almost any error: Arrow's, OSError, OverflowError, ValueError.
     """
     try:
         yield
@@ -46,13 +46,14 @@ def reading_parquet(source: str) -> Iterator[None]:
 
 
 def open_parquet(opened: Any, source: str) -> pq.ParquetFile:
-    """A Parquet file from a file with seeks, or a buffer. Raises: CorpusError naming `source`."""
+    """Open a Parquet file, given as a seekable file or a buffer. Raises: CorpusError naming
+    `source`."""
     with reading_parquet(source):
         try:
             return pq.ParquetFile(opened)
         except pa.ArrowNotImplementedError as error:
-            # Written with Arrow types that pyarrow lacks, such as integers of 128 bits: without
-            # Arrow's schema a column has the type that Parquet stores.
+            # The file was written with Arrow types that pyarrow lacks, such as integers of 128
+            # bits: without Arrow's schema a column has the type that Parquet stores.
             if (metadata := _without_arrow_schema(opened)) is None:
                 raise error
             return pq.ParquetFile(opened, metadata=metadata)
@@ -83,15 +84,16 @@ class ParquetTable:
         self._length = self._file.metadata.num_rows
 
     def rows(self) -> Sequence[Mapping[str, Any]]:
-        """Its rows, by column."""
+        """Return the rows, each a mapping from column names to values."""
         return [_Row(self, place) for place in range(self._length)]
 
     def has(self, name: object) -> bool:
-        """Whether there is a column of that name; it is not read."""
+        """Whether there is a column of that name, without reading it."""
         return name in self._names
 
     def column(self, name: str) -> list[Any]:
-        """The values of a column. Raises: KeyError; CorpusError if it cannot be read."""
+        """Return the values of a column, which is read once. Raises: KeyError if there is none of
+        that name; CorpusError if it cannot be read."""
         if name not in self._columns:
             if name not in self._names:
                 raise KeyError(name)
@@ -104,7 +106,7 @@ class ParquetTable:
 
 
 class _Row(Mapping[str, Any]):
-    """A row of a table."""
+    """A row of a table, which reads a column when it is first used."""
 
     __slots__ = ("_place", "_table")
 
@@ -125,7 +127,7 @@ class _Row(Mapping[str, Any]):
 
 
 def may_hold_text(kind: pa.DataType) -> bool:
-    """Whether a column of that type may hold text, itself or in lists and objects."""
+    """Whether a column of that type may hold text, directly or within lists and objects."""
     if isinstance(kind, pa.BaseExtensionType):
         return bool(kind.extension_name == "arrow.json")
     if pa.types.is_dictionary(kind):
@@ -137,9 +139,8 @@ def may_hold_text(kind: pa.DataType) -> bool:
 
 
 def plain_values(column: pa.Array | pa.ChunkedArray, where: str) -> list[Any]:
-    """The values of a column as JSON has them: decimals are numbers, dates and times their ISO
-    text, dictionaries what they stand for, bytes their text, and JSON (`arrow.json`) is what it
-    says.
+    """Return the values of a column as JSON has them: decimals become numbers; dates and times, ISO
+    text; bytes, text; dictionary-encoded values are decoded; JSON (`arrow.json`) is parsed.
 
     Raises: CorpusError naming `where` if a value has no such form, or a text is not UTF-8.
     """
@@ -165,7 +166,7 @@ def _check_utf8(column: pa.Array | pa.ChunkedArray, where: str) -> None:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type that values are cast to before they are read."""
+    """Return the Arrow type that values of a type are cast to before they are read."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
@@ -186,7 +187,7 @@ def _plain_field(kind: pa.DataType) -> pa.Field:
 
 
 def _converter(kind: pa.DataType, where: str) -> Convert | None:
-    """The function that turns values of a type into plain ones; None if they are plain."""
+    """Return the function that makes values of a type plain; None if they already are."""
     if pa.types.is_dictionary(kind):
         return _converter(kind.value_type, where)
     if pa.types.is_decimal(kind):

@@ -1,8 +1,9 @@
 """Which documents of a corpus are dropped, and why: length, language, similarity, contamination.
 
-Functions of text; `pipelines.prepare` calls them, drops exact duplicates (it has the digests) and
-counts. Where words are counted, they are separated by white space; where texts are compared, they
-are runs of letters and digits in lower case: in a script without spaces, phrases.
+These are functions of text. `pipelines.prepare` calls them, counts what is dropped, and drops exact
+duplicates itself, since it has the digests. Where words are counted, they are separated by white
+space; where texts are compared, words are runs of letters and digits in lower case, which in a
+script without spaces are whole phrases.
 """
 
 import math
@@ -92,9 +93,9 @@ def _identifier() -> "LanguageIdentifier":
 
 
 def drop_reason(text: str, config: QualityConfig) -> DropReason | None:
-    """Why a document is dropped regardless of the others; None if it is kept.
+    """Return why a document is dropped regardless of the others; None if it is kept.
 
-    Its language is that of the 2,000 characters in its middle: its ends may be boilerplate.
+    Its language is detected from the 2,000 characters in its middle: its ends may be boilerplate.
     """
     if config.min_words or config.max_words is not None:
         words = len(text.split())
@@ -120,7 +121,8 @@ def _hashed(words: list[str]) -> UInt64[np.ndarray, "words"]:
 
 
 def _gram_hashes(hashed: UInt64[np.ndarray, "words"], length: int) -> UInt64[np.ndarray, "grams"]:
-    """A hash of every run of `length` words, in order: their polynomial, modulo 2^64."""
+    """Return a hash of every run of `length` words, in order: a polynomial of the words' hashes,
+    modulo 2^64."""
     grams = np.zeros(max(0, len(hashed) - length + 1), dtype=np.uint64)
     for word in range(length):
         grams += hashed[word : word + len(grams)]
@@ -136,9 +138,9 @@ def _permutations() -> UInt32[np.ndarray, "2 permutations"]:
 
 
 def signatures(texts: Sequence[str]) -> UInt32[np.ndarray, "texts permutations"]:
-    """MinHash of the set of word 5-grams of each text.
+    """Return the MinHash of the set of word 5-grams of each text.
 
-    A text of fewer than 5 words is one gram; all texts without a word have the same one. The share
+    A text of fewer than 5 words is a single gram, the same for all texts without a word. The share
     of positions where two rows are equal estimates the texts' Jaccard similarity.
 
     Source: a row is the `hashvalues` of datasketch's MinHash (seed 1, affine32) of its gram hashes;
@@ -160,7 +162,7 @@ def signatures(texts: Sequence[str]) -> UInt32[np.ndarray, "texts permutations"]
 
 
 def _finalised(hashes: UInt32[np.ndarray, "grams"]) -> UInt32[np.ndarray, "grams"]:
-    """MurmurHash3's 32-bit finalizer, with which datasketch mixes hashes before permuting."""
+    """Apply MurmurHash3's 32-bit finalizer, with which datasketch mixes hashes before permuting."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         hashes = (hashes ^ (hashes >> np.uint32(shift))) * np.uint32(factor)
     return hashes ^ (hashes >> np.uint32(16))
@@ -172,15 +174,19 @@ def near_duplicates(
     threshold: float,
     weights: Sequence[float] | None = None,
 ) -> Integer[np.ndarray, "dropped"]:
-    """Positions of the documents to drop, ascending; a function of the set of documents.
+    """Return the positions of the documents to drop, ascending. Which they are does not depend on
+    the order of the documents.
 
-    In the order of their weights, highest first, and of their digests, each is compared with those
-    kept so far and dropped if its estimated similarity with one of them is `threshold` or more.
-    That includes exact duplicates.
+    Documents are visited by weight, highest first, and by digest among equal weights. Each is
+    compared with those kept so far, and dropped if its estimated similarity with any of them is
+    `threshold` or more. That includes exact duplicates.
 
-    Candidates share a band of the signature. There is one band more than positions in which two
-    documents above the threshold may differ, so none of those is missed; a low threshold means
-    short bands, and many candidates.
+    Only documents that share a band of their signatures are compared. There is one more band than
+    positions in which two documents above the threshold may differ, so no such pair is missed; a
+    low threshold means short bands, and many comparisons.
+
+    Args:
+        weights: one per document; equal by default.
     """
     permutations = signatures.shape[1]
     agreeing = math.ceil(threshold * permutations)
@@ -207,7 +213,8 @@ def near_duplicates(
 def _buckets(
     signatures: UInt32[np.ndarray, "texts permutations"], bands: int
 ) -> Int32[np.ndarray, "texts bands"]:
-    """Each document's bucket in each band, numbered through all bands, or ALONE."""
+    """Return each document's bucket in each band, numbered through all bands; ALONE if no other
+    document is in it."""
     buckets = np.full((len(signatures), bands), ALONE, dtype=np.int32)
     first = 0
     for band, columns in enumerate(np.array_split(signatures, bands, axis=1)):
@@ -224,8 +231,9 @@ def _buckets(
 class EvaluationGrams:
     """Word n-grams of evaluation rows, to look for in documents.
 
-    A row of fewer than `ngram` words is a single, shorter gram; one of fewer than 8 words (or
-    `ngram`, if that is less) is not looked for, since anybody may have written it.
+    A row of fewer than `ngram` words is a single, shorter gram. A row of fewer than 8 words (or
+    fewer than `ngram`, if that is less) is not looked for, since so short a text may occur by
+    chance.
     """
 
     def __init__(self, rows: Iterable[tuple[str, int, str]], ngram: int) -> None:
@@ -265,7 +273,8 @@ class EvaluationGrams:
         self._may_be_there[self._heads >> self._shift] = True
 
     def overlaps(self, text: str) -> list[EvaluationRow]:
-        """The rows with a gram in `text`, each once, in the order in which they were given."""
+        """Return the rows with a gram in `text`, each once, in the order in which they were
+        given."""
         words = _words(text)
         heads = _gram_hashes(_hashed(words), self._head_words)
         positions = np.flatnonzero(self._may_be_there[heads >> self._shift])

@@ -1,7 +1,7 @@
-"""A shard's documents to its finished rows: paired, permuted, laid out, masked.
+"""Makes the finished rows of a shard from its documents: paired, permuted, laid out, masked.
 
-All draws depend on (seed, shard). Rows are masked in slices, which bounds the memory that masking
-takes.
+All draws depend on (seed, shard) only. Rows are masked in slices, which bounds the memory that
+masking takes.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ SLICE_TOKENS = 1 << 18  # masking takes about 60 bytes per token
 
 
 class RowMaker:
-    """Makes the rows of shards with one tokenizer and one set of rules."""
+    """Makes the rows of shards with a tokenizer and the rules for pairs and masks."""
 
     def __init__(self, tokenizer: Tokenizer, pairs: PairsConfig, masking: MaskingConfig) -> None:
         self._tokenizer, self._pairs, self._masking = tokenizer, pairs, masking
@@ -37,10 +37,11 @@ class RowMaker:
     def __call__(
         self, documents: Documents, seed: int, shard: int
     ) -> tuple[ShardRows, Counter[str]]:
-        """The rows of a shard, every document `dupe_factor` times, and counts of them.
+        """Make the rows of a shard, with every document `dupe_factor` times, and count them.
 
-        Duplicate d is paired with the generator of (seed, shard, d), all rows are permuted with
-        that of (seed, shard, `dupe_factor`), and a row is masked by the key (seed, shard, row).
+        Repetition d is paired with the random generator of (seed, shard, d), all rows are permuted
+        with that of (seed, shard, `dupe_factor`), and a row is masked by the key (seed, shard,
+        row).
         """
         dupes = self._pairs.dupe_factor
         generators = [np.random.default_rng([seed, shard, n]) for n in range(dupes + 1)]
@@ -115,6 +116,6 @@ class RowMaker:
 
 
 def _slices(offsets: Integer[np.ndarray, "rows_1"]) -> list[tuple[int, int]]:
-    """Runs of rows of about `SLICE_TOKENS` tokens each."""
+    """Return runs of rows (start, end), each of about `SLICE_TOKENS` tokens."""
     cuts = np.searchsorted(offsets, np.arange(0, offsets[-1], SLICE_TOKENS))
     return list(pairwise(np.unique([*cuts, len(offsets) - 1]).tolist()))

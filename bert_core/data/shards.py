@@ -36,9 +36,9 @@ class ShardRows:
     """The rows of a shard. Flat columns are divided by their offsets (rows + 1).
 
     If masks are static, `input_ids` are what the model sees and `masked_positions` count from the
-    row's beginning. If masks are drawn at training time there are none, and `begins_word` has one
-    bit per token, lowest first: whether it is the first piece of a word.
-    `labels` are the columns in `LABELS` that these rows have, one or none.
+    row's beginning. If masks are drawn at training time, there are no masked columns, and
+    `begins_word` has one bit per token, lowest first: whether it is the first piece of a word.
+    `labels` are the columns in `LABELS` that these rows have, at most one.
     """
 
     input_ids: Integer[np.ndarray, "tokens"]
@@ -54,11 +54,11 @@ class ShardRows:
         return len(self.offsets) - 1
 
     def length(self, row: int) -> int:
-        """Tokens of a row."""
+        """Return the number of tokens of a row."""
         return int(self.offsets[row + 1] - self.offsets[row])
 
     def row(self, row: int) -> "ShardRow":
-        """One row; its ids and labels are views of the mapped file."""
+        """Return a row; its ids and labels are views of the mapped file."""
         first, last = int(self.offsets[row]), int(self.offsets[row + 1])
         whole = ShardRow(
             input_ids=self.input_ids[first:last],
@@ -140,7 +140,7 @@ def open_shard(path: str | Path, info: ShardInfo | None = None) -> ShardRows:
     """Map a shard; nothing is copied until rows are taken.
 
     Args:
-        info: its entry in the manifest, against which size and sha256 are then checked.
+        info: the shard's entry in the manifest; if given, size and sha256 are checked against it.
     Raises: FormatError naming the shard if it is missing, truncated, changed or not a shard.
     """
     path = Path(path)
@@ -233,7 +233,10 @@ class ShardSet:
 
     @classmethod
     def read(cls, folder: str) -> "ShardSet":
-        """Raises: FormatError if `folder` is not a finished output of `raybert prepare`."""
+        """Read the manifest in `folder`.
+
+        Raises: FormatError if `folder` is not a finished output of `raybert prepare`.
+        """
         manifest = read_manifest(folder)
         if manifest.stage != "prepare":
             raise FormatError(
@@ -259,16 +262,19 @@ class ShardSet:
         )
 
     def split(self, name: str) -> list[ShardInfo]:
-        """The shards of one split, in order."""
+        """Return the shards of a split, in order."""
         return [shard for shard in self.shards if shard.split == name]
 
     def check_size(self, info: ShardInfo) -> None:
-        """Raises: FormatError naming a shard that is missing or of another size. Reads no data."""
+        """Check that a shard exists and has the size in its manifest, without reading it.
+
+        Raises: FormatError naming the shard if not.
+        """
         _check_size(files.join(self.folder, info.name), info)
 
     def open(self, info: ShardInfo, cache: Cache) -> ShardRows:
-        """Map a shard in place, or a verified copy of it in `cache` if it is remote, which stays
-        there as long as the rows are referenced."""
+        """Map a shard in place or, if it is remote, a verified copy of it in `cache`. The copy
+        stays in the cache as long as the rows are referenced."""
         path = files.join(self.folder, info.name)
         local = files.local_path(path)
         if local:
@@ -284,7 +290,12 @@ class ShardSet:
         return rows
 
     def check_tokenizer(self, digest: str, source: str) -> None:
-        """Raises: FormatError if these shards were made with another vocabulary."""
+        """Check that these shards were made with the tokenizer of this digest.
+
+        Args:
+            source: names the tokenizer in the message.
+        Raises: FormatError if they were made with another.
+        """
         if digest != self.tokenizer_digest:
             raise FormatError(
                 f"{self.folder} was made with vocabulary {self.tokenizer_digest[:6]}, "
@@ -303,7 +314,7 @@ def _masker(counts: dict[str, Any]) -> Masker:
 
 
 def _local_copy(path: str, info: ShardInfo, cache: Cache) -> CacheEntry:
-    """A local copy of the shard at `path`.
+    """Return a local copy of the shard at `path`, which is fetched if `cache` does not have it.
 
     Raises: FormatError naming `path` if the file is not the shard of the manifest; ResourceError.
     """

@@ -1,4 +1,4 @@
-"""The five special tokens, by BERT's names or by others."""
+"""The five special tokens, under BERT's names or others."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -17,10 +17,15 @@ def special_tokens(
     stated: Mapping[str, str] = MappingProxyType({}),
     preferred: Collection[str] = (),
 ) -> dict[str, str]:
-    """BERT's name → the name in this vocabulary, for the five special tokens: the stated one, or
-    else BERT's or RoBERTa's; of these two that which is `preferred`, or BERT's.
+    """Return BERT's name → the name in this vocabulary, for the five special tokens.
 
-    Raises: FormatError if the vocabulary has no such name of one of them, or one for two of them.
+    The name in the vocabulary is the one in `stated`, or else BERT's or RoBERTa's. If the
+    vocabulary has both of these, it is the one in `preferred`, or else BERT's.
+
+    Args:
+        stated: BERT's names → names that the tokenizer's files give.
+    Raises: FormatError if the vocabulary lacks one of the tokens, or if [CLS] or [SEP] has the same
+        name as another of them.
     """
     named: dict[str, str | None] = {}
     for token in SPECIAL_TOKENS:
@@ -47,12 +52,13 @@ def special_tokens(
 
 
 def flagged(inner: tokenizers.Tokenizer) -> set[str]:
-    """The tokens that a tokenizer treats as special ones."""
+    """Return the tokens that a tokenizer treats as special."""
     names = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
     return names | {getattr(inner.model, "unk_token", None) or ""}
 
 
 def around(inner: tokenizers.Tokenizer) -> dict[str, str]:
-    """BERT's names → the special tokens by which a tokenizer surrounds a text."""
+    """Return [CLS] and [SEP] → the tokens that a tokenizer puts before and after a text; empty if
+    it does not add exactly two tokens."""
     bare, whole = (inner.encode("", add_special_tokens=special).tokens for special in (False, True))
     return {CLS: whole[0], SEP: whole[-1]} if len(whole) == len(bare) + 2 else {}
