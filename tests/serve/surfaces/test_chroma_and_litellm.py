@@ -1,6 +1,7 @@
 """Chroma's and LiteLLM's own calls of servers for Hugging Face's and TEI's routes, against a live
 server. They run in processes of their own: LiteLLM leaves an event loop open, Chroma a session."""
 
+import base64
 import json
 import os
 import subprocess
@@ -34,6 +35,22 @@ def ask(call, url, **request):
         answer = litellm.rerank(model=name, **of, **request).results
         return [[each["index"], each["relevance_score"], each.get("document")] for each in answer]
     return [each["embedding"] for each in litellm.embedding(model=name, **of, **request).data]
+"""
+ARGUMENTS = """
+import inspect
+
+untried = ask
+
+def names(function):
+    return sorted(inspect.signature(inspect.unwrap(getattr(litellm, function))).parameters)
+
+def ask(call, url, **request):
+    if call == "names":
+        return names(**request)
+    try:
+        return untried(call, url, **request)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 """
 MAIN = """
 import json, sys
@@ -112,3 +129,60 @@ def test_litellms_hugging_face_route_reranks(front: str, bundles: dict[str, Path
     for index, score, document in (*whole, *best):
         assert score == pytest.approx(scores[index], abs=1e-6)
         assert document == {"text": TEXTS[index]}
+
+
+LITELLM_EMBEDDING: dict[str, list[tuple[Any, str]]] = {
+    # A value, and what comes: `the same` answer as without it, that in base64, or part of what
+    # refuses it.
+    "dimensions": [(2, "dimensions")],
+    "encoding_format": [("float", "the same"), ("base64", "base64")],
+    "timeout": [(20, "the same")],
+    "user": [("someone", "the same")],
+    "caching": [(True, "the same")],
+    "api_version": [("2024-10-21", "the same")],
+    "api_type": [("openai", "the same")],
+    "custom_llm_provider": [("openai", "the same")],
+    "litellm_call_id": [("a", "the same")],
+    "logger_fn": [(None, "the same")],
+}
+LITELLM_RERANK: dict[str, list[tuple[Any, str]]] = {
+    "top_n": [(10, "the same")],
+    "return_documents": [(False, "the same")],
+    "rank_fields": [(["text"], "the same")],
+    "max_chunks_per_doc": [(1, "the same")],
+    "max_tokens_per_doc": [(100, "the same")],
+    "custom_llm_provider": [("huggingface", "the same")],
+}
+
+
+def test_every_argument_of_litellm_works_or_is_refused(front: str) -> None:
+    """Those of its own signatures, version 1.110.2."""
+    usual = {
+        "embedding": {"model": "openai/feature-extraction", "url": f"{front}/v1", "input": TEXTS},
+        "rerank": {"model": "huggingface/served", "url": front, "query": QUERY, "documents": TEXTS},
+    }
+    walks = {"embedding": LITELLM_EMBEDDING, "rerank": LITELLM_RERANK}
+    cases = [
+        (call, name, value, gives)
+        for call, walk in walks.items()
+        for name, values in walk.items()
+        for value, gives in values
+    ]
+    requests = [{"args": ["names", ""], "function": call} for call in walks]
+    requests += [{"args": [call]} | usual[call] for call in walks]
+    requests += [{"args": [call]} | usual[call] | {name: value} for call, name, value, _ in cases]
+    of_embedding, of_rerank, embedded, reranked, *came = answers(LITELLM + ARGUMENTS, requests)
+    given = {"model", "api_base", "api_key", "kwargs", "input", "query", "documents"}
+    assert set(of_embedding) - given == set(LITELLM_EMBEDDING)
+    assert set(of_rerank) - given == set(LITELLM_RERANK)
+    first = {"embedding": embedded, "rerank": [each[:2] for each in reranked]}
+    for (call, name, value, gives), answer in zip(cases, came, strict=True):
+        if gives == "base64":
+            answer = [np.frombuffer(base64.b64decode(each), "f4").tolist() for each in answer]
+            np.testing.assert_allclose(answer, first[call], rtol=1e-6)
+            continue
+        if gives != "the same":
+            assert gives in answer, (call, name, value)
+            continue
+        shown = [each[:2] for each in answer] if call == "rerank" else answer
+        assert shown == first[call], (call, name, value, answer)

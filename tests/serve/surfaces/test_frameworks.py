@@ -43,8 +43,9 @@ def embedded(url: str, texts: Sequence[str] = TEXTS, **given: Any) -> Any:
 
 
 def embedded_as_openai(url: str, texts: Sequence[str] = TEXTS, **given: Any) -> Any:
-    usual = {"base_url": f"{url}/v1", "model": VECTORS, "api_key": "none", "max_retries": 0}
-    client = OpenAIEmbeddings(**usual | {"check_embedding_ctx_length": False} | given)
+    usual: dict[str, Any] = {"base_url": f"{url}/v1", "model": VECTORS, "api_key": "none"}
+    usual |= {"max_retries": 0, "check_embedding_ctx_length": False}
+    client = OpenAIEmbeddings(**usual | given)
     return [[round(number, 5) for number in row] for row in client.embed_documents(list(texts))]
 
 
