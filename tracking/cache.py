@@ -1,4 +1,4 @@
-"""The folder of this machine that holds copies of remote files."""
+"""Locates the folder of this machine that holds copies of remote files."""
 
 import os
 from pathlib import Path
@@ -8,18 +8,18 @@ from bert_core.errors import ConfigError
 
 
 def cache_folder() -> Path:
-    """The folder in `RAYBERT_CACHE`, by default `~/.cache/raybert`; it may not exist yet.
+    """Return the folder in `RAYBERT_CACHE`, by default `~/.cache/raybert`; it may not exist yet.
 
-    Absolute, since processes work in other folders.
+    The path is absolute, since processes work in other folders.
     """
     named = os.environ.get(FOLDER)
     return Path(named).absolute() if named else Path.home() / ".cache" / "raybert"
 
 
 def local_cache() -> Cache:
-    """The shards and bundles in it, all of which together have a limit.
+    """Return the cache of shards and bundles in `cache_folder`, whose total size may be limited.
 
-    Raises: ConfigError if `RAYBERT_CACHE_GB` is no size.
+    Raises: ConfigError if `RAYBERT_CACHE_GB` is not a size.
     """
     limit_gb = os.environ.get(LIMIT)
     if not limit_gb:

@@ -1,6 +1,5 @@
-"""Which version of an alias last answered on this machine, for processes that start without the
-registry.
-"""
+"""Remembers on this machine which version of an alias last answered, for processes that start while
+the registry is unavailable."""
 
 import hashlib
 from contextlib import suppress
@@ -23,11 +22,11 @@ class Served:
 def remember_served(
     version: Served, reference: Reference, deployed: str | None, *, uri: str
 ) -> None:
-    """Keep on this machine which version of a reference has answered.
+    """Store on this machine which version of a reference has answered.
 
     Args:
-        deployed: digest of what the reference meant when the server was deployed: what another
-            deployment served says nothing about this one.
+        deployed: digest of what the reference meant when the server was deployed. A version that
+            another deployment served is not returned for this deployment.
     Raises: OSError.
     """
     path = _served_path(reference, deployed, uri)
@@ -36,7 +35,7 @@ def remember_served(
 
 
 def last_served(reference: Reference, deployed: str | None, *, uri: str) -> Served | None:
-    """The version that was remembered last; None if none was."""
+    """Return the version that was remembered last for the same arguments; None if none was."""
     with suppress(OSError, ValueError, TypeError):
         return Served(**files.read_json(str(_served_path(reference, deployed, uri))))
     return None

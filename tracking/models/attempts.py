@@ -1,10 +1,11 @@
-"""Versions whose loading has ended the process that tried, which another process should not repeat.
+"""Keeps notes on versions that killed the process that loaded them, so that no other process
+retries them soon.
 
-A version that does not fit into memory takes the process down that loads it, and then every process
-that is started in its place. So there is a note on this machine while a version is tried for the
-first time: from before it is loaded until it has answered. Whoever tries it holds a shared lock on
-the note (flock), which the kernel releases however the process ends: a note without a lock was left
-by one that did not get through.
+A version that does not fit into memory kills the process that loads it, and then every process that
+is started in its place. So a note is kept on this machine while a version is tried for the first
+time: from before it is loaded until it has answered. The process that tries it holds a shared lock
+on the note (flock), which the kernel releases however the process ends. A note without a lock was
+therefore left by a process that died.
 """
 
 import fcntl
@@ -26,14 +27,15 @@ AGAIN_S, LONGEST_S = 300.0, 86_400.0
 
 
 class Attempt:
-    """A version that is being tried, until `close`."""
+    """A first try of a version, in progress until `close`."""
 
     def __init__(self, path: Path, lock: int) -> None:
         """Use `attempt` instead."""
         self._path, self._lock = path, lock
 
     def close(self) -> None:
-        """It has answered, or it is not tried any more, and this process lives."""
+        """Remove the note: the version has answered or is no longer tried, and this process
+        survived."""
         if self._lock >= 0:
             self._path.unlink(missing_ok=True)
             os.close(self._lock)
@@ -42,10 +44,12 @@ class Attempt:
 
 @contextmanager
 def attempt(reference: Reference, version: str, *, uri: str) -> Iterator[Attempt]:
-    """Inside, the version is loaded; afterwards it is still being tried, unless that raised.
+    """Keep a note that a version is being tried, while the context loads it and until
+    `Attempt.close`.
 
-    Processes of one machine load it one after the other, so that it ends one of them at most.
-    Raises: ResourceError if it has ended another one lately; OSError.
+    If the context raises, the attempt is closed. Processes of one machine load the version in turn,
+    so that it kills at most one of them.
+    Raises: ResourceError if the version has recently killed another process; OSError.
     """
     path = _path(reference, version, uri)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,5 @@
-"""Bundles that are fetched to this machine: once per content, verified, and kept in its cache while
-this process uses them.
-"""
+"""Fetches bundles to this machine: once per content, verified, and kept in its cache while this
+process uses them."""
 
 import os
 import tempfile
@@ -25,7 +24,8 @@ _HELD: defaultdict[Path, list[CacheEntry]] = defaultdict(list)
 
 
 def release(folder: Path) -> None:
-    """This process no longer needs a folder that a reference's `fetch` gave it."""
+    """Let the cache remove a folder that a reference's `fetch` returned: this process no longer
+    needs it."""
     if entries := _HELD.get(folder):
         entries.pop().close()
 
@@ -36,7 +36,9 @@ def _held(entry: CacheEntry) -> Path:
 
 
 def bundle_in(reference: object, folder: str) -> str:
-    """Where in the folder or URI that a reference means the bundle is. Raises: ConfigError."""
+    """Return the path of the bundle in the folder or URI that a reference means.
+    Raises: ConfigError.
+    """
     bundle = folder_with(folder, CONFIG, RECORD)
     if bundle is None:
         raise ConfigError(
@@ -47,7 +49,7 @@ def bundle_in(reference: object, folder: str) -> str:
 
 
 def verify(folder: Path) -> str:
-    """The digest of the bundle in a folder. Raises: FormatError if it is damaged."""
+    """Return the digest of the bundle in a folder. Raises: FormatError if it is damaged."""
     # Imported late because it imports torch.
     from bert_core.bundle.format import bundle_digest
 
@@ -55,7 +57,8 @@ def verify(folder: Path) -> str:
 
 
 def fetch_remote(source: str, cache: Cache) -> Path:
-    """The bundle at a URI, in the cache; fetched again where the copy is damaged."""
+    """Return the cached folder of the bundle at a URI, fetched again if the cached copy is
+    damaged."""
     if not files.exists(source):
         raise ConfigError(f"{source}: wanted a bundle, got nothing there: check the URI")
     source = bundle_in(source, source)
@@ -70,7 +73,7 @@ def fetch_remote(source: str, cache: Cache) -> Path:
 
 
 def downloaded(digest: str, *, cache: Cache | None = None) -> Path | None:
-    """The folder of a registered bundle that was downloaded before; None if it was not."""
+    """Return the folder of a registered bundle that was downloaded before; None if it was not."""
     entry = (cache or local_cache()).find(f"{BUNDLES}/{digest}")
     if entry is not None:
         with suppress(FormatError):
@@ -80,7 +83,7 @@ def downloaded(digest: str, *, cache: Cache | None = None) -> Path | None:
 
 
 def download(source: str, uri: str, folder: Path) -> None:
-    """Fetch a bundle that an MLflow server stores; a download that fails leaves nothing.
+    """Fetch a bundle that an MLflow server stores; a failed download leaves no files behind.
 
     Raises: whatever MLflow raises.
     """
@@ -93,7 +96,7 @@ def download(source: str, uri: str, folder: Path) -> None:
 
 
 def stored_bytes(source: str, uri: str) -> int:
-    """The size of what an MLflow server stores, as far as it says."""
+    """Return the size of what an MLflow server stores, as far as it reports sizes."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     return _size_bytes(get_artifact_repository(source, tracking_uri=uri))
@@ -113,11 +116,12 @@ def cached(
     fetch: Callable[[Path], object],
     check: Callable[[Path], object] = verify,
 ) -> Path:
-    """The bundle `key` of the cache, fetched if missing or damaged; None always fetches.
+    """Return the folder of the bundle `key` in the cache, fetched if missing or damaged.
 
     Args:
-        size_bytes: the size of what is fetched.
-        fetch: writes it to the folder that it is given.
+        key: None fetches the bundle in any case.
+        size_bytes: returns the size of what is to be fetched.
+        fetch: writes the bundle to the folder that it is given.
         check: raises FormatError if a folder does not hold the bundle.
     Raises: as `Cache.open` does.
     """

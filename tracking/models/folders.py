@@ -8,15 +8,17 @@ from bert_core.errors import FormatError
 
 
 class FetchedFolder(PosixPath):
-    """A bundle in the cache of this machine that knows how another machine gets it."""
+    """The path of a bundle in this machine's cache, which also knows how another machine fetches
+    it."""
 
     fetch: Callable[[], Path]
 
     @classmethod
     def of(cls, folder: Path, fetch: Callable[[], Path]) -> "FetchedFolder":
-        """
+        """Return the path of `folder` with the function that fetches its bundle.
+
         Args:
-            fetch: gives the folder of the same bundle on the machine that it is called on.
+            fetch: returns the folder of the same bundle on the machine that calls it.
         """
         fetched = cls(folder)
         fetched.fetch = fetch
@@ -25,12 +27,12 @@ class FetchedFolder(PosixPath):
     def __reduce__(self) -> Any:
         if hasattr(self, "fetch"):
             return FetchedFolder.of, (Path(str(self)), self.fetch)
-        return Path, (str(self),)  # something in it
+        return Path, (str(self),)  # a path inside the folder
 
     def here(self) -> Path:
-        """The folder on this machine.
+        """Return the bundle's folder on this machine, fetched if missing.
 
-        Raises: FormatError if there is another bundle now where this came from; as `fetch` does.
+        Raises: FormatError if the source has another bundle now; as `fetch` does.
         """
         if self.is_dir():
             return self

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: their ids, commits and files, in the hub's own cache.
+"""Resolves and fetches models of the Hugging Face hub, in the hub's own cache.
 
 Cache, token, mirror (`HF_ENDPOINT`) and working offline (`HF_HUB_OFFLINE`) are as `huggingface_hub`
 reads them from the environment. Downloads resume, and show progress on a terminal.
@@ -25,7 +25,7 @@ PREFIX = "hf://"
 CONFIG = "config.json"
 TIMEOUT_S = 10.0
 _ID = re.compile(r"(?P<id>(?:\w[\w.-]{0,95}/)?\w[\w.-]{0,95})(?:@(?P<revision>[^@\s]+))?", re.ASCII)
-# What the hub allows in no name.
+# What the hub does not allow in a name.
 _NEVER = re.compile(r"--|\.\.|[.-](/|$)|\.git$")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # How the hub's cache names the folder of a commit.
@@ -45,13 +45,14 @@ class HubModel:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it will always mean the same files."""
+        """Whether the reference will always mean the same files."""
         return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
 
 
 def parse(reference: str) -> HubModel | None:
-    """The model that a reference may name, with or without `hf://`; None if it cannot be one: it is
-    another URI, has more than one slash, or begins like a path (`.`, `/`, `~`)."""
+    """Return the model that a reference may name, with or without `hf://`; None if it cannot name a
+    model of the hub: it is another URI, has more than one slash, or begins like a path (`.`, `/`,
+    `~`)."""
     match = _ID.fullmatch(reference.removeprefix(PREFIX))
     if match is None or _NEVER.search(match["id"]):
         return None
@@ -59,8 +60,8 @@ def parse(reference: str) -> HubModel | None:
 
 
 def pin(model: HubModel) -> HubModel:
-    """The model at the commit that its revision is now; offline, or if the hub does not answer, at
-    the commit that the cache has for it.
+    """Return the model at the commit that its revision means now. Offline, or if the hub does not
+    answer, return the commit that the cache has for that revision.
 
     Raises: ConfigError if the hub has no such model or revision, or the token cannot read it;
         ResourceError if the hub does not answer and the cache has none.
@@ -75,9 +76,9 @@ def pin(model: HubModel) -> HubModel:
 
 
 def fetch(model: HubModel, *, tokenizer_only: bool = False) -> Path:
-    """The folder of the model's files in the hub's cache, downloaded as far as they are missing.
+    """Return the folder of the model's files in the hub's cache; missing files are downloaded.
 
-    The config is read first: of a model that is not an encoder of ours, nothing else is fetched.
+    The config is read first; if the model is not an encoder that we read, nothing else is fetched.
 
     Args:
         model: pinned to a commit.
@@ -120,7 +121,7 @@ def fetch(model: HubModel, *, tokenizer_only: bool = False) -> Path:
 
 
 def on_this_machine(folder: Path) -> Path:
-    """The folder of a model; on a machine whose caches lack it, fetched there.
+    """Return the folder of a model, after fetching it if this machine's caches lack it.
 
     A driver hands folders to its workers; those in the hub's cache say which commit they hold, so a
     worker on another machine fetches the same files for itself.
@@ -133,14 +134,15 @@ def on_this_machine(folder: Path) -> Path:
 
 
 def origin(folder: Path) -> dict[str, str]:
-    """A bundle's location on the hub for its lineage, `{"hub": "owner/name@commit"}`; empty for a
-    folder outside the hub's cache."""
+    """Return a bundle's location on the hub for its lineage, `{"hub": "owner/name@commit"}`; empty
+    for a folder outside the hub's cache."""
     match = _SNAPSHOT.search(folder.as_posix())
     return {} if match is None else {"hub": str(_of_snapshot(match))}
 
 
 def load_bundle(folder: Path) -> "Bundle":
-    """The bundle in a folder, as `on_this_machine` finds it, with its `origin` in its lineage."""
+    """Return the bundle in a folder, as `on_this_machine` finds it, with its `origin` in its
+    lineage."""
     from bert_core.bundle import format as bundle_format
 
     folder = on_this_machine(folder)
@@ -153,8 +155,8 @@ def _of_snapshot(match: re.Match[str]) -> HubModel:
 
 
 def _names(model: HubModel) -> tuple[list[str], bool]:
-    """The files of a commit, and whether these are all: as the hub lists them, or, without the hub,
-    those in the cache."""
+    """Return the files of a commit, and whether the list is complete. It comes from the hub or, if
+    the hub is unavailable, from the cache."""
     from huggingface_hub import HfApi, get_cached_repo_tree, try_to_load_from_cache
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -167,7 +169,7 @@ def _names(model: HubModel) -> tuple[list[str], bool]:
         with _hub_errors(model):
             return HfApi().list_repo_files(model.id, revision=model.revision), True
     except ResourceError:
-        # Another program may have put it into the cache, which keeps no list then.
+        # Another program may have put it into the cache; then the cache has no list of the files.
         path = try_to_load_from_cache(model.id, CONFIG, revision=model.revision)
         if not isinstance(path, str):
             raise
@@ -178,8 +180,8 @@ def _names(model: HubModel) -> tuple[list[str], bool]:
 
 @contextmanager
 def progress_on_terminals() -> Iterator[None]:
-    """The client's progress bars only on a terminal, unless the environment sets otherwise: it
-    would draw some of them in a log too."""
+    """Show the hub client's progress bars only on a terminal, unless the environment says
+    otherwise: by default it would draw some of them in a log too."""
     from huggingface_hub import constants
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
@@ -213,12 +215,12 @@ def _reader(model: HubModel) -> Callable[[str], dict[str, Any]]:
 
 
 def _library(model: HubModel) -> str | None:
-    """The library that the hub names for a model, if it says so now."""
+    """Return the library that the hub names for a model; None if the hub does not say."""
     from huggingface_hub import HfApi
 
     try:
         info = HfApi().model_info(model.id, revision=model.revision, timeout=TIMEOUT_S)
-    except Exception:  # only adds to a message
+    except Exception:  # the library only adds to a message
         return None
     return info.library_name
 
@@ -229,7 +231,7 @@ class MissingModelError(ConfigError):
 
 @contextmanager
 def _hub_errors(model: HubModel) -> Iterator[None]:
-    """Turn the client's errors into ours, which say what to do."""
+    """Turn the hub client's errors into ours, which say what to do."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -297,7 +299,7 @@ def _has_token() -> bool:
 
 
 def login() -> str:
-    """The way out where a token is missing or does not suffice."""
+    """Return the advice for a token that is missing or lacks permission."""
     return (
         "set HF_TOKEN to a token that may"
         if _has_token()

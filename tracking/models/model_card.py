@@ -77,7 +77,7 @@ def model_card(
 
 
 def without_front_matter(card: str) -> str:
-    """The part for human readers."""
+    """Return the card without its YAML front matter: the part for human readers."""
     return card.split("\n---\n", 1)[1].lstrip()
 
 
@@ -115,7 +115,7 @@ def _front_matter(
 
 
 def _base_model(bundle: "Bundle") -> str | None:
-    """The nearest ancestor that is a model of the hub."""
+    """Return the nearest ancestor that is a model of the hub; None if no ancestor is."""
     for _, lineage in reversed(chain(bundle.digest, bundle.lineage)[:-1]):
         if "hub" in lineage:
             return lineage["hub"].partition("@")[0]
@@ -123,12 +123,14 @@ def _base_model(bundle: "Bundle") -> str | None:
 
 
 def dataset_name(source: str) -> str:
-    """A data set of the hub by its id, anything else by its file's name: metadata on the hub should
-    not say where files are on this machine."""
+    """Return the id of a data set of the hub, or the file name of any other source.
+
+    Metadata on the hub should not say where files are on this machine.
+    """
     if source.startswith("hf://datasets/"):
         return "/".join(source.removeprefix("hf://datasets/").split("/")[:2])
     if "://" in source:
-        source = source.partition("?")[0]  # what follows may be a secret
+        source = source.partition("?")[0]  # the query string may hold a secret
     return source.rstrip("/").rpartition("/")[2] or source
 
 
@@ -178,7 +180,7 @@ def _use(publication: Publication, predictor: "Predictor", example: Any) -> str:
 
 
 def _use_of_hub(hub: str) -> str:
-    name = hub.rpartition("/")[2]  # which a server takes, unlike any name in a registry
+    name = hub.rpartition("/")[2]  # valid as a server's model name, unlike any name in a registry
     return (
         "From the Hugging Face hub, over HTTP or on files of rows:\n\n"
         f"```bash\nraybert serve --models {name}={hub}\n"
@@ -187,7 +189,7 @@ def _use_of_hub(hub: str) -> str:
 
 
 def _cut(task: "Task") -> str:
-    """The argument of `predict` that enables cutting."""
+    """Return the argument of `predict` that has long texts cut."""
     return f", params={ {task.parameters.cut_by: True} }"
 
 
@@ -225,7 +227,7 @@ def _metrics(counts: Mapping[str, Any]) -> str:
 
 
 def _measured(counts: Mapping[str, Any]) -> list[str]:
-    """The metrics of the task: those with an interval."""
+    """Return the names of the task's metrics: those that have a confidence interval."""
     return [name for name in counts if f"{name}_low" in counts]
 
 
@@ -275,7 +277,7 @@ def _lineage(bundle: "Bundle") -> str:
 
 
 def time_table(spent: Mapping[str, float]) -> str:
-    """Where the time of a run went, from `Goodput.numbers`."""
+    """Return a table of where the time of a run went, from `Goodput.numbers`."""
     wall_s = spent[names.WALL_S]
     rows = [
         (f"{activity.replace('_', ' ')}: {meaning}", duration(seconds), f"{seconds / wall_s:.1%}")
@@ -294,14 +296,14 @@ def time_table(spent: Mapping[str, float]) -> str:
 
 
 def chain(digest: str, lineage: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Digest and lineage of every model from the first ancestor to this one."""
+    """Return digest and lineage of every model, from the first ancestor to this model."""
     parent = lineage.get("parent")
     before = [] if parent is None else chain(parent, lineage.get("parent_lineage", {}))
     return [*before, (digest, lineage)]
 
 
 def _recipes(lineage: Mapping[str, Any]) -> list[str]:
-    """The config of each stage, last stage first."""
+    """Return the config of each stage, last stage first."""
     parts = []
     for _, made_by in reversed(chain("", lineage)):
         if "config" in made_by:
@@ -311,7 +313,7 @@ def _recipes(lineage: Mapping[str, Any]) -> list[str]:
 
 
 def _toml(config: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """One line per field; TOML has no null, so unset fields are left out."""
+    """Return one line of TOML per field; TOML has no null, so unset fields are left out."""
     lines = []
     for name, value in config.items():
         key = prefix + (name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False))
@@ -327,7 +329,7 @@ def _number(value: float | None) -> str:
 
 
 def code_span(text: str) -> str:
-    """Text as a Markdown code span, safe against line breaks and backticks in it."""
+    """Return the text as a Markdown code span; line breaks and backticks in it are safe."""
     shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     space = " " * (shown.startswith("`") or shown.endswith("`"))

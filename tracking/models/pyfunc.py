@@ -22,7 +22,7 @@ INPUTS = "inputs"
 
 
 class BundleModel(PythonModel):
-    """Takes inputs of the task, returns the best answer per row."""
+    """A bundle as an MLflow model: takes inputs of the task, returns the best answer per row."""
 
     predictor: Predictor
 

@@ -1,4 +1,4 @@
-"""A reference to a model, as a user writes it → a value, and the local folder that it means.
+"""Parses a reference to a model, as a user writes it, and finds the local folder that it means.
 
 A reference is, in this order:
 
@@ -7,9 +7,9 @@ A reference is, in this order:
 - any other URI (`s3://…`): a bundle, or a stage's output that contains one (`Remote`);
 - a folder that exists: the same (`Folder`);
 - `<owner>/<name>` or `<owner>/<name>@<revision>`: a model of the hub, and so is a bare `<name>` if
-  the hub has it. Nothing that begins with `.`, `/` or `~` or has more slashes is one.
+  the hub has it. A text that begins with `.`, `/` or `~`, or has more slashes, names no such model.
 
-It is parsed where it enters, once; from there on its value is passed.
+A reference is parsed once, where it enters; from there on, code passes the parsed value.
 """
 
 import re
@@ -45,15 +45,16 @@ _REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<ve
 
 
 class Reference(ABC):
-    """Which model is meant: a `Registered`, `OnHub`, `Remote` or `Folder`; `str` writes it as it
-    was given."""
+    """Which model is meant: a `Registered`, `OnHub`, `Remote` or `Folder`. `str` returns the text
+    that was parsed."""
 
     @staticmethod
     def parse(text: str | Path) -> "Registered | OnHub | Remote | Folder":
-        """The value of a reference in the grammar of this module.
+        """Return the value of a reference in the grammar of this module.
 
-        This asks neither the registry nor the hub, only whether there is such a folder.
-        Raises: ConfigError if it is empty, or begins as one of the registry and is none.
+        This asks neither the registry nor the hub; it only checks whether the folder exists.
+        Raises: ConfigError if it is empty, or begins like a reference to the registry but is not
+            valid.
         """
         text = str(text)
         if not text:
@@ -77,32 +78,32 @@ class Reference(ABC):
     def __str__(self) -> str: ...
 
     def pinned(self, *, uri: str | None = None) -> "Reference":
-        """The same with the version that an alias means now, or the commit of a model of the hub;
-        what has neither is returned unchanged.
+        """Return the same reference, fixed to the version that an alias means now, or to the
+        current commit of a model of the hub; a reference that has neither is returned unchanged.
 
         Args:
             uri: URI of the registry; None as in `tracking.store.server.tracking_uri`.
-        Raises: ConfigError if there is none; ResourceError if the registry or the hub does not
-            answer.
+        Raises: ConfigError if there is no such version or commit; ResourceError if the registry or
+            the hub does not answer.
         """
         return self
 
     @abstractmethod
     def fetch(self, *, uri: str | None = None, cache: Cache | None = None) -> Path:
-        """The local folder of the bundle, downloaded if necessary, and verified.
+        """Return the local folder of the bundle, downloaded if necessary, and verified.
 
-        What was downloaded stays until this process ends, or says `downloads.release`.
+        A download is kept until this process ends, or calls `downloads.release`.
 
         Args:
             uri: URI of the registry; None as in `tracking.store.server.tracking_uri`.
             cache: where downloads are kept; None means `local_cache()`.
-        Raises: ConfigError if there is no such bundle, with what there is; FormatError if it is
+        Raises: ConfigError if there is no such bundle, listing what exists; FormatError if it is
             damaged, or a model of the hub is not an encoder; ResourceError if the registry or the
             hub does not answer, or the disk is too full.
         """
 
     def tokenizer(self) -> "Tokenizer":
-        """The tokenizer there; of a model of the hub, only its tokenizer is fetched.
+        """Return the tokenizer of the model; from the hub, only the tokenizer's files are fetched.
 
         Raises: FormatError if there is none; ConfigError or ResourceError as `fetch` does, for
             models of the hub.
@@ -121,7 +122,7 @@ class Registered(Reference):
 
     @staticmethod
     def match(text: str) -> "Registered | None":
-        """The version that a text refers to; None if it refers to something else."""
+        """Return the version that a text refers to; None if it refers to something else."""
         parts = _REGISTERED.fullmatch(text)
         return None if parts is None else Registered(**parts.groupdict())
 
@@ -130,7 +131,7 @@ class Registered(Reference):
         return f"models:/{self.name}{which}"
 
     def at(self, version: str) -> "Registered":
-        """A version of the same model."""
+        """Return the reference to another version of the same model."""
         return Registered(self.name, version=version)
 
     def pinned(self, *, uri: str | None = None) -> "Registered":
@@ -220,7 +221,8 @@ class OnHub(Reference):
 
     @property
     def uri(self) -> str:
-        """The same with `hf://`: it means this model wherever there is a folder of its name."""
+        """The same reference with `hf://`, which means this model even if a folder has the same
+        name."""
         return f"{hub.PREFIX}{self.model}"
 
     def pinned(self, *, uri: str | None = None) -> "OnHub":
@@ -259,7 +261,7 @@ class Remote(Reference):
 
 @dataclass(frozen=True)
 class Folder(Reference):
-    """A bundle's folder on this machine, or the output of a stage with one."""
+    """A bundle's folder on this machine, or the output of a stage that contains a bundle."""
 
     text: str
 
@@ -267,7 +269,8 @@ class Folder(Reference):
         return self.text
 
     def absolute(self) -> "Folder":
-        """The same for a process that runs in another folder; what is no folder stays as it is."""
+        """Return the same reference with an absolute path, for processes that run in another
+        folder; unchanged if the folder does not exist."""
         return Folder(files.absolute(self.text)) if Path(self.text).is_dir() else self
 
     def fetch(self, *, uri: str | None = None, cache: Cache | None = None) -> Path:
@@ -285,14 +288,15 @@ class Folder(Reference):
 
 
 def _load_tokenizer(folder: str | Path) -> "Tokenizer":
-    # Imported late since most of what knows references needs none.
+    # Imported late since most code that uses references needs no tokenizer.
     from bert_core.data.tokenizer import Tokenizer
 
     return Tokenizer.load(folder)
 
 
 def _local_path(text: str) -> Path | None:
-    """The path on this machine; None if it is remote. Raises: ConfigError if nothing opens it."""
+    """Return the path on this machine; None if it is remote. Raises: ConfigError if nothing opens
+    it."""
     try:
         return files.local_path(text)
     except (OSError, ValueError) as error:

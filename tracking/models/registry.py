@@ -1,4 +1,4 @@
-"""Bundles in MLflow's model registry: versions, and which of them is the champion.
+"""Registers bundles in MLflow's model registry, and decides which version is the champion.
 
 Servers load `models:/<name>@champion`, which `tracking.models.references` finds. MLflow and torch
 are imported inside the functions that need them.
@@ -45,7 +45,7 @@ HUB_TAG = "raybert.hub"
 CARD = "README.md"
 DESCRIPTION_CHARACTERS = 5000
 MODEL_CODE = Path(__file__).with_name("pyfunc.py")
-# Requirements for answering, besides raybert, which is on no package index.
+# Requirements for answering, besides raybert itself, which is not on a package index.
 REQUIREMENTS = (
     "jaxtyping",
     "mlflow",
@@ -79,7 +79,7 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A bundle as it is to be registered."""
+    """A bundle to register, with what MLflow shows beside it."""
 
     bundle: Path
     """A local folder with a fine-tuned bundle."""
@@ -134,7 +134,8 @@ def check_name(name: str) -> None:
 
 
 def champion(name: str, *, uri: str) -> Version | None:
-    """The version that the alias points to; None if the model or alias does not exist yet."""
+    """Return the version that the champion alias points to; None if the model or alias does not
+    exist yet."""
     with as_default(uri) as client:
         return _champion(client, name)
 
@@ -148,7 +149,7 @@ def publish(
 ) -> Publication:
     """Register a bundle, and make it the champion if it is not worse than the current one.
 
-    A bundle that is already registered gets no second version; the alias may move to it.
+    A bundle that is already registered gets no second version; the alias may still move to it.
 
     Args:
         force: move the alias regardless of the scores.
@@ -166,7 +167,7 @@ def publish(
         is_new = version is None
         if version is None:
             version = _register(client, uri, release, predictor)
-        # Only now: storing a bundle takes a while, and another process may publish meanwhile.
+        # Only now: storing a bundle takes a while, and another process may publish in the meantime.
         before = _champion(client, release.name)
         is_champion, why = _decide(version, before, comparison, force=force)
         if is_champion and before != version:
@@ -177,12 +178,12 @@ def publish(
 def promote(
     name: str, version: str, *, alias: str = CHAMPION, uri: str, force: bool = False
 ) -> str:
-    """Have an alias point to a registered version; returns a sentence for the user.
+    """Make an alias point to a registered version, and return a sentence for the user.
 
-    `champion` replaces another version only by `force`: nothing is compared here. The model then
-    has that version's card as its description.
-    Raises: ConfigError if there is no such version, if `champion` stays, or MLflow takes no such
-        alias; ResourceError if MLflow does not answer.
+    `champion` moves from another version only with `force`, since nothing is compared here. The
+    model then gets that version's card as its description.
+    Raises: ConfigError if there is no such version, if `champion` stays where it is, or if MLflow
+        does not accept the alias; ResourceError if MLflow does not answer.
     """
     from mlflow.exceptions import MlflowException
 
@@ -218,10 +219,10 @@ def promote(
 
 
 def describe(version: Version, card: str, text: str, *, uri: str) -> None:
-    """Give a version its model card: as README.md next to the bundle, and its text as description,
-    which is also the model's as long as that version is the champion.
+    """Give a version its model card: as README.md next to the bundle, and its text as description.
 
-    Registries limit descriptions to 5,000 characters: longer ones are cut at the end of a line.
+    While the version is the champion, the text is also the model's description. Registries limit
+    descriptions to 5,000 characters: longer ones are cut at the end of a line.
     Raises: ResourceError if MLflow does not answer.
     """
     with as_default(uri) as client:
@@ -240,7 +241,7 @@ def describe(version: Version, card: str, text: str, *, uri: str) -> None:
 
 
 def note_upload(version: Version, reference: str, run_id: str | None, *, uri: str) -> None:
-    """Tag a version, and the run that published it, with where its bundle is on the hub."""
+    """Tag a version, and the run that published it, with the location of its bundle on the hub."""
     with as_default(uri) as client:
         client.set_model_version_tag(version.name, version.version, HUB_TAG, reference)
         if run_id is not None:
@@ -250,7 +251,7 @@ def note_upload(version: Version, reference: str, run_id: str | None, *, uri: st
 def _decide(
     new: Version, before: Version | None, comparison: Comparison, *, force: bool
 ) -> tuple[bool, str]:
-    """Whether the alias should point to `new`, and why."""
+    """Return whether the alias should point to `new`, and why, as a sentence."""
     if before is None:
         return True, f"version {new.version} is the champion: there was none before"
     if before == new:
@@ -307,7 +308,7 @@ def _aliased(client: "MlflowClient", name: str, alias: str) -> Version | None:
 
 
 def _find_version(client: "MlflowClient", name: str, digest: str) -> Version | None:
-    """The version with this bundle; None if there is none."""
+    """Return the registered version that has this bundle; None if no version has it."""
     query = f"name = '{name}' and tags.`{DIGEST_TAG}` = '{digest}'"
     versions = client.search_model_versions(query, max_results=1)
     return _version(versions[0]) if versions else None
@@ -316,7 +317,7 @@ def _find_version(client: "MlflowClient", name: str, digest: str) -> Version | N
 def _register(
     client: "MlflowClient", uri: str, release: Release, predictor: "Predictor"
 ) -> Version:
-    """Store the bundle, and make a version of it."""
+    """Store the bundle, and register a version of it."""
     from mlflow.exceptions import MlflowException
 
     model_id = _log_model(client, uri, release, predictor)
@@ -359,7 +360,7 @@ def _log_model(client: "MlflowClient", uri: str, release: Release, predictor: "P
             client.log_batch(run_id, metrics=values)
             client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
     except BaseException:
-        with suppress(MlflowException):  # of a server that is away, which is what to tell
+        with suppress(MlflowException):  # if the server is down, report the original error
             client.finalize_logged_model(logged.model_id, "FAILED")
         raise
     client.finalize_logged_model(logged.model_id, "READY")
@@ -389,7 +390,7 @@ def _store(
         )
         try:
             client.log_model_artifacts(logged.model_id, str(model))
-        except Exception as error:  # every artifact store has its own classes
+        except Exception as error:  # every artifact store has its own error classes
             raise ResourceError(
                 f"wanted MLflow to store {release.bundle} in {logged.artifact_location}, it does "
                 f"not ({error_in_one_line(error)}): see what `raybert doctor` says of the "
@@ -398,13 +399,13 @@ def _store(
 
 
 def _stored_name(bundle: Path) -> str:
-    """Name of a bundle's folder inside MLflow's model, where it becomes part of URIs."""
+    """Return the name of a bundle's folder inside MLflow's model, where it becomes part of URIs."""
     return bundle.name if _SAFE_IN_URIS.fullmatch(bundle.name) else "bundle"
 
 
 def _storable(bundle: Path, scratch: Path) -> Path:
-    """The bundle, or a copy of its files in `scratch`: MLflow keeps the folder's name, and takes no
-    links out of a folder, as there are in the hub's cache."""
+    """Return the bundle's folder, or the folder of a copy in `scratch`: MLflow keeps the folder's
+    name, and does not accept links out of a folder, such as those in the hub's cache."""
     from bert_core.bundle.format import bundle_files
 
     names, stored_name = bundle_files(bundle), _stored_name(bundle)
@@ -418,7 +419,7 @@ def _storable(bundle: Path, scratch: Path) -> Path:
 
 
 def _signature(predictor: "Predictor", input_example: Sequence[Any]) -> "ModelSignature":
-    """The signature: the task's inputs and parameters, and the columns of its best answer.
+    """Return the signature: the task's inputs and parameters, and the columns of its best answer.
 
     Raises: InputError if the bundle does not answer the example.
     """
@@ -441,9 +442,10 @@ def _signature(predictor: "Predictor", input_example: Sequence[Any]) -> "ModelSi
 
 
 def _input_schema(task: "Task", input_example: Sequence[Any]) -> "Schema":
-    """The columns of the example; for texts one unnamed column, so that a bare list is accepted.
+    """Return the columns of the example; for texts a single unnamed column, so that a bare list is
+    accepted.
 
-    That column accepts anything if text is only one form of input: a tagger takes words, too.
+    That column has type any if the task also takes other inputs: a tagger takes words, too.
     """
     import pandas as pd
     from mlflow.models import infer_signature
@@ -463,7 +465,7 @@ def _output_schema(task: "Task") -> "Schema":
 
 
 def _output_type(kind: pa.DataType) -> Any:
-    """MLflow's type for a column of this type: `list<double>` → an array of doubles."""
+    """Return MLflow's type for a column of this type: `list<double>` → an array of doubles."""
     from mlflow.types.schema import Array, Object, Property
 
     if pa.types.is_list(kind):
@@ -475,7 +477,7 @@ def _output_type(kind: pa.DataType) -> Any:
 
 
 def _parameter_type(annotation: Any, default: Any) -> tuple[str, Any, tuple[int] | None]:
-    """MLflow's name for a parameter's type, its default, and its shape if it is a list.
+    """Return MLflow's name for a parameter's type, its default, and its shape if it is a list.
 
     `int | None` → `long`.
     """

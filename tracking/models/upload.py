@@ -1,4 +1,5 @@
-"""Bundles to the Hugging Face hub: one commit with the bundle's files and its model card."""
+"""Uploads bundles to the Hugging Face hub: one commit with the bundle's files and its model
+card."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,12 +57,12 @@ def check_token(name: str) -> None:
 def upload(folder: Path, card: str, name: str, *, private: bool, message: str) -> Upload:
     """Make a bundle the content of a model on the hub, in one commit.
 
-    The model is created if there is none. Files that the hub has are not sent again, so an upload
-    that failed goes on; one without changes makes no commit. Files of the bundle that was there
-    before are removed, others stay.
+    The model is created if it does not exist. Files that the hub already has are not sent again, so
+    repeating a failed upload resumes it, and an upload without changes makes no commit. Files of
+    the bundle that was there before are removed; all other files stay.
 
     Args:
-        folder: of the bundle, in which other files are ignored.
+        folder: the bundle's folder; other files in it are ignored.
         card: the text of README.md.
         private: create it as a private model.
     Raises: ConfigError if the token may not write there, or `private` is set and the model is
@@ -97,7 +98,7 @@ def upload(folder: Path, card: str, name: str, *, private: bool, message: str) -
 
 
 def _files_before(present: "ModelInfo") -> set[str]:
-    """The files of the bundle that a model has now; none if it has no bundle of ours."""
+    """Return the files of the bundle that a model has now; empty if it has no bundle of ours."""
     from huggingface_hub import hf_hub_download
 
     names = {sibling.rfilename for sibling in present.siblings or ()}
@@ -108,13 +109,13 @@ def _files_before(present: "ModelInfo") -> set[str]:
         return (
             names & recorded_files(as_type(dict[str, Any], parse_json(data, RECORD), RECORD)).keys()
         )
-    except FormatError:  # damaged; what it named stays
+    except FormatError:  # a damaged manifest: the files that it named stay
         return set()
 
 
 @contextmanager
 def _upload_errors(name: str) -> Iterator[None]:
-    """Turn the client's errors into ours, which say what to do."""
+    """Turn the hub client's errors into ours, which say what to do."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
     try:
@@ -132,7 +133,7 @@ def _upload_errors(name: str) -> Iterator[None]:
         ) from error
     # `HTTPError` is the base of the HTTP library's errors, of the connection too.
     except (ConnectionError, HTTPError, RuntimeError) as error:
-        # Of a file that could not be sent, the client raises RuntimeError.
+        # The client raises RuntimeError for a file that could not be sent.
         cause = error.__cause__ if isinstance(error, RuntimeError) else error
         if not isinstance(cause, (ConnectionError, HTTPError)):
             raise

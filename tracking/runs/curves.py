@@ -1,7 +1,7 @@
-"""The curves in a run's record, for all code that draws them.
+"""Reads the curves in a run's record, for all code that draws them.
 
-The seeds of a fine-tuning are trained one after the other, and so are their steps in the record;
-here they are laid over each other.
+The seeds of a fine-tuning run are trained one after the other, and their steps follow each other in
+the record. Here the seeds are laid over each other, each from its step 0.
 """
 
 import json
@@ -35,7 +35,7 @@ class Curve:
 
     @property
     def metric(self) -> str:
-        """The name without what it was measured on."""
+        """The name of the metric, without the rows it was measured on."""
         return self.name.rpartition("/")[2]
 
     @property
@@ -44,15 +44,15 @@ class Curve:
 
     @property
     def mean(self) -> Float[np.ndarray, "points 2"]:
-        """The mean over the seeds, at the steps that all of them have."""
+        """The mean over the seeds, at the steps that all seeds have."""
         steps = set.intersection(*({*seed[:, 0]} for seed in self.seeds))
         kept = [seed[np.isin(seed[:, 0], sorted(steps))] for seed in self.seeds]
         return np.mean(kept, axis=0) if steps else self.seeds[0]
 
     @property
     def drawn(self) -> tuple[Float[np.ndarray, "points 2"], list[Float[np.ndarray, "_ 2"]]]:
-        """The line to draw, and what is drawn pale behind it: the seeds that it is the mean of, or
-        the points that it smooths."""
+        """The line to draw, and the pale lines behind it: the seeds that it is the mean of, or the
+        points that it smooths."""
         mean = self.mean
         # A schedule has no noise to smooth.
         is_smoothed = self.kind != "learning_rate" and len(mean) > SMOOTH_BEYOND
@@ -61,21 +61,21 @@ class Curve:
 
 
 def records_per_seed(steps: int) -> int:
-    """Steps of the record that belong to a seed of so many optimizer steps."""
+    """Return how many steps of the record belong to a seed of `steps` optimizer steps."""
     return steps + RECORDS_BESIDE_STEPS
 
 
 def steps_done(record: int, steps: int) -> int:
-    """Optimizer steps up to a record of seeds that have so many each."""
+    """Return the optimizer steps up to a record, if each seed has `steps` of them."""
     seed, step = divmod(record, records_per_seed(steps))
     return seed * steps + min(step, steps)
 
 
 def read_curves(metrics: str | Path, steps_per_seed: int | None = None) -> list[Curve]:
-    """The curves of a `metrics.jsonl`, in the order in which they are drawn.
+    """Return the curves of a `metrics.jsonl`, in the order in which they are drawn.
 
     Args:
-        steps_per_seed: of a run that trained several seeds.
+        steps_per_seed: optimizer steps of each seed, for a run that trained several seeds.
     Raises: FileNotFoundError without `metrics`.
     """
     with open(metrics) as lines:
@@ -87,7 +87,7 @@ def read_curves(metrics: str | Path, steps_per_seed: int | None = None) -> list[
 def curves_of(
     records: Iterable[tuple[int, Mapping[str, float]]], steps_per_seed: int | None = None
 ) -> list[Curve]:
-    """The curves of records in the order of their steps; as `read_curves`."""
+    """Return the curves of records in the order of their steps; otherwise as `read_curves`."""
     per_seed = math.inf if steps_per_seed is None else records_per_seed(steps_per_seed)
     points_of: dict[tuple[str, str], dict[int, list[tuple[float, float]]]] = {}
     for record, metrics in records:
@@ -105,7 +105,8 @@ def curves_of(
 
 
 def smoothed(points: Float[np.ndarray, "points 2"]) -> Float[np.ndarray, "points 2"]:
-    """The running mean: over fewer points at the left, so that it starts where training did."""
+    """Return the running mean: over fewer points at the left, so that it starts where training
+    did."""
     steps, values = points.T
     high = np.arange(1, len(points) + 1)
     low = np.maximum(high - max(len(points) // 50, 5), 0)
@@ -114,7 +115,8 @@ def smoothed(points: Float[np.ndarray, "points 2"]) -> Float[np.ndarray, "points
 
 
 def _seeds(points: list[list[tuple[float, float]]]) -> list[Float[np.ndarray, "_ 2"]]:
-    """The points of each seed; what the stage records at its end, once, is none."""
+    """Return the points of each seed; a single result that the stage records at its end is not a
+    seed."""
     longest = max(map(len, points))
     return [np.array(each, dtype=float) for each in points if len(each) > 1 or longest == 1]
 
@@ -126,8 +128,8 @@ def _kind(name: str) -> str | None:
 
 
 def _shown(curves: list[Curve]) -> list[Curve]:
-    """Without those that say the same (metrics of training also come without a prefix), and without
-    final results, which are single points."""
+    """Return the curves to draw: without duplicates (training metrics also come without a prefix),
+    and without final results, which are single points."""
     known = {curve.name for curve in curves}
     longest = max((len(seed) for curve in curves for seed in curve.seeds), default=0)
     shown: list[Curve] = []
@@ -140,5 +142,5 @@ def _shown(curves: list[Curve]) -> list[Curve]:
 
 
 def _same(a: Curve, b: Curve) -> bool:
-    """Whether they have the same points, as a loss and its only part do."""
+    """Whether two curves have the same points, as a loss and its only part do."""
     return len(a.seeds) == len(b.seeds) and all(map(np.array_equal, a.seeds, b.seeds))

@@ -1,8 +1,8 @@
-"""Where the time of a training run went, and what it cost, over all of its starts.
+"""Measures where the time of a training run went, and what it cost, over all of its starts.
 
 Every second from the first start on belongs to one activity, so the activities add up to the wall
 time. A worker's clock measures how it spent the time between two points of the curves
-(`bert_core.train.clock`); whatever records the points counts it here, and keeps the sums in
+(`bert_core.train.clock`). The code that records the points adds it up here, and keeps the sums in
 `goodput.json` of the run's folder.
 
 When a process is killed, what it has computed since its last report is unknown: that time, up to
@@ -33,11 +33,11 @@ _BEGAN, _NUMBER, _STEPS = "began_s", "number", "steps"
 def clock_metrics(
     began_s: float, number: int, steps: int, spent_s: Mapping[str, float]
 ) -> dict[str, float]:
-    """The clock's metrics, which a point of the curves carries besides its own.
+    """Return the clock's metrics, which a point of the curves carries besides its own metrics.
 
     Args:
         began_s: when the clock began, in seconds since 1970.
-        number: of this clock's points so far, from 1.
+        number: number of this clock's points so far, from 1.
         steps: optimizer steps since the last point.
         spent_s: seconds of each activity since then.
     """
@@ -47,7 +47,7 @@ def clock_metrics(
 
 @dataclass(kw_only=True)
 class Goodput:
-    """The time of a run so far."""
+    """The time of a run so far, by activity."""
 
     began_s: float
     """When the run was started first, in seconds since 1970."""
@@ -87,13 +87,14 @@ class Goodput:
 
     @property
     def is_worth_telling(self) -> bool:
-        """Whether a person asks where the time went: it was long, paid for, or some was lost."""
+        """Whether people would ask where the time went: the run was long, it was paid for, or time
+        was lost."""
         lost = self.recomputed_steps or self.seconds.get(names.STOPPED)
         return bool(self.wall_s >= LONG_S or self.prices_usd or lost)
 
     @property
     def cost_usd(self) -> float | None:
-        """None without prices. Nothing is paid for while a run is stopped."""
+        """The cost so far; None without prices. Nothing is paid for while a run is stopped."""
         prices, used = self.prices_usd, self.node_seconds
         if DEFAULT in prices:
             nodes = [kind for kind in used if kind != CLUSTER]
@@ -109,7 +110,7 @@ class Goodput:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until it is done, at the speed so far; None if that is unknown."""
+        """Seconds until the run is done, at the speed so far; None if that is unknown."""
         if self.most_s is not None:
             return max(0.0, self.most_s - self._training_s)
         if self.most_steps is None or not self.steps:
@@ -123,7 +124,7 @@ class Goodput:
         return sum(self.seconds.get(activity, 0.0) for activity in needed)
 
     def numbers(self) -> dict[str, float]:
-        """The metrics of the run."""
+        """Return the metrics of the run."""
         cost = self.cost_usd
         return {
             **{
@@ -139,8 +140,10 @@ class Goodput:
     def take(
         self, records: Sequence[tuple[int, dict[str, float]]]
     ) -> list[tuple[int, dict[str, float]]]:
-        """Count the clock readings in these points. Returns: the points without them, the last one
-        with the numbers so far."""
+        """Count the clock readings in these points.
+
+        Returns: the points without the readings; the last point has the run's metrics so far.
+        """
         points = []
         for step, point in records:
             reading = names.measured_on(names.CLOCK, point)
@@ -156,11 +159,11 @@ class Goodput:
         return points
 
     def finish(self, now_s: float) -> None:
-        """Count the time until now, after the last report."""
+        """Count the time from the last report until now."""
         self._advance(names.FINISHING, now_s - self.until_s)
 
     def save(self, folder: Path) -> None:
-        """Write it to the run's folder; a failure is only logged."""
+        """Write the sums to the run's folder; a failure is only logged."""
         try:
             files.write_json(str(folder / FILE), asdict(self))
         except (OSError, RaybertError) as error:
@@ -208,7 +211,8 @@ def begin(
     most_steps: int | None = None,
     most_s: float | None = None,
 ) -> Goodput:
-    """The time of a run that starts now, or resumes: it was stopped since it was last heard of."""
+    """Return the time of a run that starts now, or resumes: the time since its last record counts
+    as stopped."""
     goodput = read_or_new(folder, now_s)
     goodput._advance(names.STOPPED, now_s - goodput.until_s)
     goodput.prices_usd, goodput.nodes = dict(prices_usd), {CLUSTER: 1}
@@ -217,7 +221,8 @@ def begin(
 
 
 def read_or_new(folder: Path, now_s: float) -> Goodput:
-    """The time of the run of a folder; of one that begins now if nothing can be read there."""
+    """Return the recorded time of a folder's run, or that of a run that begins now if none can be
+    read."""
     try:
         goodput = read(str(folder))
     except (OSError, RaybertError) as error:
@@ -227,7 +232,8 @@ def read_or_new(folder: Path, now_s: float) -> Goodput:
 
 
 def read(folder: str) -> Goodput | None:
-    """The time of the run that is recorded in a folder, or at a URI; None if nothing is known.
+    """Return the time of the run that is recorded in a folder, or at a URI; None if nothing is
+    recorded.
 
     Raises: FormatError if the file is damaged, or newer code wrote it; ResourceError.
     """
@@ -251,7 +257,7 @@ def read(folder: str) -> Goodput | None:
 
 
 def in_words(goodput: Goodput) -> str:
-    """A line for a person: `goodput 87 %: 1.8 h of 2.1 h …`."""
+    """Return a sentence for the user: `goodput 87 %: 1.8 h of 2.1 h …`."""
     in_steps = duration(goodput.seconds.get(names.COMPUTING, 0.0))
     cost = "" if goodput.cost_usd is None else f"; it cost {goodput.cost_usd:,.2f} USD"
     return (
@@ -261,7 +267,7 @@ def in_words(goodput: Goodput) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `17 min`, `3.4 h`."""
+    """Return seconds as text: `42 s`, `17 min`, `3.4 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:,.1f} h"

@@ -1,10 +1,10 @@
-"""Names of the metrics of a run, for all code that writes or reads them: worker, progress, plots,
+"""Names the metrics of a run, for all code that writes or reads them: worker, progress, plots,
 tables.
 
 A training metric has a bare name, or the prefix `train/` if it is for one part of the loss; a
 measured metric has the set of rows it was measured on as prefix: `held_out/mlm_loss`,
-`selection/task/accuracy`. Counts of a stage have no `/`: `mlm_loss_before`, `mlm_loss_after`; but
-for the seconds of each activity, `time/computing_s`.
+`selection/task/accuracy`. Counts of a stage have no `/`: `mlm_loss_before`, `mlm_loss_after`; the
+only exception is the seconds of each activity, such as `time/computing_s`.
 """
 
 from collections.abc import Mapping
@@ -88,36 +88,37 @@ drawn in the first plot that matches."""
 
 
 def on(rows: str, *name: str) -> str:
-    """A metric measured on rows: `on(HELD_OUT, TASK, "accuracy")` is `held_out/task/accuracy`."""
+    """Return the name of a metric measured on rows: `on(HELD_OUT, TASK, "accuracy")` is
+    `held_out/task/accuracy`."""
     return "/".join([rows, *name])
 
 
 def on_all(rows: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics, renamed as measured on these rows."""
+    """Return the metrics, renamed as measured on these rows."""
     return {on(rows, name): value for name, value in metrics.items()}
 
 
 def measured_on(rows: str, record: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a record that were measured on these rows, without the prefix."""
+    """Return the metrics of a record that were measured on these rows, without the prefix."""
     prefix = on(rows, "")
     return {k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)}
 
 
 def time_of(activity: str) -> str:
-    """The seconds that an activity took."""
+    """Return the name of the metric for the seconds that an activity took."""
     return on("time", f"{activity}_s")
 
 
 def is_of_training(name: str) -> bool:
-    """Whether a metric is for the training rows."""
+    """Whether a metric was measured on the training rows."""
     return name.rpartition("/")[0] in ("", TRAIN)
 
 
 def before(metric: str) -> str:
-    """Count for the metric of the model before training."""
+    """Return the name of the count for a metric of the model before training."""
     return f"{metric}_before"
 
 
 def after(metric: str) -> str:
-    """Count for the metric of the trained model."""
+    """Return the name of the count for a metric of the trained model."""
     return f"{metric}_after"

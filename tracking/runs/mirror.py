@@ -1,10 +1,10 @@
-"""The record of a run next to an output that is not on this machine.
+"""Copies the record of a run to an output that is not on this machine.
 
 What a stage records is written to a local folder first (`tracking.runs.spool`). A thread copies it
 to a folder at the output's URI, from which a process on any other host goes on.
 
-The copy belongs to whoever opened it last: `mlflow_run.json` counts the sessions, and a process
-that finds a later one there, or another run, writes nothing more.
+The copy belongs to the process that opened it last: `mlflow_run.json` counts the sessions, and a
+process that finds a later session there, or another run, writes nothing more.
 """
 
 import logging
@@ -33,14 +33,14 @@ FOR_PEOPLE = (".md", ".png", ".log")
 class Mirror(threading.Thread):
     """Copies what has changed in a folder, until `finish` is called.
 
-    Storage that fails stops nothing: it is logged once, and what is missing is copied later.
+    A failing storage does not stop the run: it is logged once, and missing files are copied later.
     """
 
     def __init__(self, folder: Path, place: str, run: Run, superseded: Callable[[], None]) -> None:
         """
         Args:
-            run: as the folder was opened.
-            superseded: called once another process has the record.
+            run: the run as it was when the folder was opened.
+            superseded: called when another process has taken over the record.
         """
         super().__init__(name="record-mirror", daemon=True)
         self._folder, self._place, self._run = folder, place, run
@@ -50,7 +50,7 @@ class Mirror(threading.Thread):
         self._complained = False
 
     def take(self) -> None:
-        """Copy all, from which on the copy is this process's. Raises: ResourceError."""
+        """Copy everything now, which makes the copy this process's. Raises: ResourceError."""
         self._copy()
 
     def run(self) -> None:
@@ -70,7 +70,7 @@ class Mirror(threading.Thread):
                 return
 
     def finish(self, timeout_s: float) -> None:
-        """Copy what is left and end."""
+        """Copy what is left, and end the thread."""
         self._finishing.set()
         self.join(timeout_s)
         if self.is_alive():
@@ -99,7 +99,8 @@ class Mirror(threading.Thread):
 
 
 def read_copy(place: str) -> Run | None:
-    """Which run the copy belongs to; None if there is none. Raises: FormatError, ResourceError."""
+    """Return the run that the copy belongs to; None if there is no copy. Raises: FormatError,
+    ResourceError."""
     path = files.join(place, RUN)
     try:
         return parse_run(files.read_bytes(path), path)
@@ -110,7 +111,8 @@ def read_copy(place: str) -> Run | None:
 def fetch_newer(folder: Path, place: str) -> None:
     """Replace the record in a folder, which this process holds, unless it is as new as the copy.
 
-    A record of which there is no copy is of an earlier run: a run copies it before it begins.
+    If there is no copy, the record belongs to an earlier run and is emptied, since a run copies its
+    record before it begins.
     Raises: FormatError, ResourceError.
     """
     stored, ours = read_copy(place), read_run(folder)
@@ -121,10 +123,10 @@ def fetch_newer(folder: Path, place: str) -> None:
         and ours.session >= stored.session
     ):
         return
-    # `mlflow_run.json` goes first and comes last: until then, the record is not as new as the copy.
+    # `mlflow_run.json` is removed first and written last: until then, the record counts as older.
     (folder / RUN).unlink(missing_ok=True)
     (folder / SENT).unlink(missing_ok=True)
-    (folder / METRICS).write_bytes(b"")  # in place: the file is the folder's lock
+    (folder / METRICS).write_bytes(b"")  # emptied in place: the file is the folder's lock
     if stored is None:
         return
     copies = {unquote(path[len(place) + 1 :]): path for path in files.find_files(place)}
@@ -139,7 +141,7 @@ def _identity(run: Run) -> tuple[str, int]:
 
 
 def _record_of(folder: Path) -> Iterator[Path]:
-    """The files of a record; the one that says which run it is comes last."""
+    """Yield the files of a record; `mlflow_run.json`, which says which run it is, comes last."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.suffix in FOR_PEOPLE and name.parts[0] != BUNDLE and path.is_file():

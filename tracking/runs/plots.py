@@ -1,7 +1,7 @@
-"""Plots of a run for people to look at: training curves, and which labels a model confuses.
+"""Plots a run for people to look at: training curves, and which labels a model confuses.
 
-Uses only matplotlib's objects: no pyplot, no state, no display. A legend names its place, also the
-default one: otherwise matplotlib warns of large data when the machine is busy for a second.
+Uses only matplotlib's objects: no pyplot, no state, no display. Every legend has an explicit place,
+even the default: otherwise matplotlib warns of large data when the machine is busy for a second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from tracking.runs.story import short_number
 
 COLOURS = ("#1f5aa6", "#d9622b", "#2f8f6b", "#8a4fa3", "#b8912a", "#5b6770")
 TIME_COLOURS = (*COLOURS, "#a8323e", "#7fa8d9", "#c9ced6")
-# Up to this many points each is marked: a mere line between two of them says little.
+# Up to this many points, each is marked: a line between two points alone says little.
 MARKED_UP_TO, FEW_POINTS = 40, 2
 """Points of a line that are marked, and so few that they are no line."""
 # Up to this many values, an axis of trials has evenly spaced places for them.
@@ -42,8 +42,8 @@ def plot_curves(
     """Draw the curves of a `metrics.jsonl`, one PNG per kind of metric in it.
 
     Args:
-        steps_per_seed: of a run that trained several seeds, which are drawn pale over each other,
-            with their mean on top.
+        steps_per_seed: optimizer steps of each seed, for a run that trained several seeds. They
+            are drawn pale over each other, with their mean on top.
     Raises: FileNotFoundError without `metrics`.
     """
     curves = read_curves(metrics, steps_per_seed)
@@ -55,7 +55,8 @@ def plot_curves(
 
 
 def _plot_kind(kind: str, curves: list[Curve], path: Path) -> Path:
-    """One colour per metric; metrics on rows other than training rows are dashed."""
+    """Draw one kind of metric, one colour per metric; metrics on rows other than training rows are
+    dashed."""
     figure, axes = _figure(7.2, 4.0)
     metrics = sorted({curve.metric for curve in curves})
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(metrics)}
@@ -96,7 +97,7 @@ def plot_confusion(
 ) -> Path:
     """Draw counts of true (rows) against predicted labels; the shade is the share of the row.
 
-    If there are too many labels to read, those with most errors are drawn, the others as one.
+    If there are too many labels to read, those with most errors are drawn, the rest as one.
     """
     labels, matrix, note = readable(labels, matrix)
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -124,7 +125,7 @@ def plot_confusion(
 def readable(
     labels: Sequence[str], matrix: Int[np.ndarray, "true predicted"]
 ) -> tuple[list[str], Int[np.ndarray, "shown shown"], str]:
-    """The labels and counts to draw, in order, and a note on the labels left out."""
+    """Return the labels and counts to draw, in order, and a note on the labels left out."""
     if len(labels) <= LABELS_UP_TO:
         return list(labels), matrix, ""
     errors = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
@@ -138,9 +139,9 @@ def readable(
 
 
 def plot_reliability(fit: Reliability, path: str | Path) -> Path:
-    """Draw per probability the share that is right, and how many items got that probability.
+    """Draw, for each probability, the share of answers that are right, and how many items got it.
 
-    On the diagonal both are equal (Guo et al. 2017, figure 1).
+    A calibrated model lies on the diagonal (Guo et al. 2017, figure 1).
     """
     figure = Figure(figsize=(5.4, 6.0), layout="constrained")
     shares, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -182,7 +183,7 @@ def plot_answers(
     Returns None if answers are neither one label nor one number.
 
     Args:
-        columns: `predicted` and `label`, one entry per row; ids if these are labels.
+        columns: `predicted` and `label`, one entry per row; label ids if the answers are labels.
     """
     predicted, truth = columns.get("predicted"), columns.get("label")
     if predicted is None or truth is None or truth.ndim != 1:
@@ -212,8 +213,8 @@ def plot_lengths(
     """Draw a histogram of lengths: how many rows, or other items, have how many tokens.
 
     Args:
-        powers: lengths are powers of two, each counting lengths above half of it up to it, on a
-            logarithmic axis.
+        powers: lengths are powers of two, on a logarithmic axis. Each counts the lengths above half
+            of it, up to it.
     """
     figure, axes = _figure(7.2, 3.6)
     lengths = np.array(sorted(rows_of_length), dtype=np.int64)
@@ -241,7 +242,7 @@ def plot_lengths(
 def plot_parallel_coordinates(
     columns: Mapping[str, Sequence[float]], path: str | Path, *, lower_is_better: bool = False
 ) -> Path:
-    """Draw every trial as a line across one axis per parameter; the best one is orange.
+    """Draw every trial as a line across one axis per parameter; the best trial is orange.
 
     Args:
         columns: parameter → its value in every trial, at least one trial. The last column is the
@@ -286,10 +287,10 @@ def plot_parallel_coordinates(
 def _axis(
     values: Float[np.ndarray, "trials"], *, places: bool
 ) -> tuple[Float[np.ndarray, "trials"], list[tuple[float, str]]]:
-    """Heights from 0 to 1 of the values on their axis, and the axis's ticks.
+    """Return heights from 0 to 1 of the values on their axis, and the axis's ticks.
 
     Args:
-        places: whether a few distinct values are spaced evenly.
+        places: whether the values are spaced evenly if few of them are distinct.
     """
     different = np.unique(values)
     low, high = different[0], different[-1]
@@ -327,20 +328,20 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
     for seed in behind:
         axes.plot(*seed.T, "-", color=colour, linewidth=0.8, alpha=0.3)
     marker = "o" if len(line) <= MARKED_UP_TO else ""
-    style = style if len(line) > FEW_POINTS else " "  # between two, nobody measured
+    style = style if len(line) > FEW_POINTS else " "  # few points: nothing was measured between
     label = f"{curve.name}, mean of {len(curve.seeds)}" if len(curve.seeds) > 1 else curve.name
     axes.plot(*line.T, style, color=colour, linewidth=1.8, marker=marker, ms=4, label=label)
 
 
 def _short_number(value: float, _: int | None = None) -> str:
-    """As matplotlib formats a tick, by its value and position."""
+    """Return the text of a tick; matplotlib calls this with the value and position."""
     return short_number(value, digits=4)
 
 
 def _save(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     for text in figure.findobj(Text):
-        text.set_parse_math(False)  # a label such as `$$` is no formula
+        text.set_parse_math(False)  # a label such as `$$` is not a formula
     # Without bbox_inches, labels next to an image of fixed proportions are cut off.
     figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.1)
     return path

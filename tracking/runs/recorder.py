@@ -1,4 +1,4 @@
-"""One MLflow run per stage, written so that an unreachable MLflow never stops or slows the work.
+"""Records one MLflow run per stage, so that an unreachable MLflow never stops or slows the work.
 
 Records go to the stage's folder first (`tracking.runs.spool`); a thread copies them to MLflow, and
 what cannot be sent now is sent later, by this process or by the next start of the stage. The run's
@@ -54,7 +54,8 @@ class DatasetInput:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """`{"optimizer": {"lr": 2e-4}}` → `{"optimizer.lr": "0.0002"}`, within MLflow's limits."""
+    """Return a nested config as flat params within MLflow's limits: `{"optimizer": {"lr": 2e-4}}` →
+    `{"optimizer.lr": "0.0002"}`."""
     flat: dict[str, str] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
@@ -66,7 +67,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _name(text: str) -> str:
-    """The nearest name that MLflow takes: as a path, it may not mean another one."""
+    """Return the nearest name that MLflow accepts; as a path, it must not mean another path."""
     parts = _FORBIDDEN.sub("_", text)[:KEY_CHARACTERS].split("/")
     return "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
 
@@ -79,8 +80,8 @@ class RunRecorder:
     """Records one run into `folder`, and from there into MLflow.
 
     Only `flush` and `close` wait for MLflow, at most for their timeout. Only one process at a time
-    has a folder open, and the next waits for it; a process that hands over (driver → training's
-    controller → driver) closes with RUNNING.
+    has a folder open, and the next process waits for it; a process that hands over (driver →
+    training's controller → driver) closes with RUNNING.
     """
 
     def __init__(self, spool: Spool, uri: str, copy: str | None = None) -> None:
@@ -185,8 +186,8 @@ class RunRecorder:
     def record(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record metrics of a global step. Never raises: failures to record are logged once.
 
-        A step not after `last_step` is dropped (it was repeated after a restart), so pass all
-        metrics of a step in one call.
+        A step that is not after `last_step` is dropped (it was repeated after a restart), so pass
+        all metrics of a step in a single call.
         """
         try:
             self._spool.append(int(step), self._numbers(metrics))
@@ -200,7 +201,7 @@ class RunRecorder:
         """
         path, folder = Path(local_path).absolute(), self._spool.folder.absolute()
         if path.is_relative_to(folder):
-            path = path.relative_to(folder)  # which lies elsewhere on another host
+            path = path.relative_to(folder)  # the folder has another path on another host
         try:
             self._spool.enqueue("artifact", [str(path), artifact_path])
         except Exception as error:
@@ -275,14 +276,15 @@ class RunRecorder:
         return numbers
 
     def _superseded(self) -> None:
-        """Another process has the record: what this one has yet to write would be repeated."""
+        """Stop sending: another process has the record now, and repeats what this process has yet
+        to write."""
         self._sender.abandon()
         self._complain(
             "copy", f"another process records the run of {self._spool.folder}: this one ends"
         )
 
     def _complain(self, about: str, line: str) -> None:
-        """Log it once: an error in one record occurs in thousands."""
+        """Log a line once per subject: an error in one record occurs in thousands."""
         if about not in self._complaints:
             self._complaints.add(about)
             logger.warning(line)
@@ -304,7 +306,7 @@ def finish_run(
     if run is None or run.tracking_uri != without_password(uri):
         return None
     if copy is not None and run.status == "FINISHED" and not run.untold:
-        return None  # how a run ended is sent after its records
+        return None  # how a run ended is sent last, after its records
     spool = Spool(Path(folder), run, None if copy is None else partial(fetch_newer, place=copy))
     if spool.run.status != "FINISHED":
         spool.enqueue("status", "FINISHED")
@@ -320,7 +322,8 @@ def discard_run(folder: str | Path, *, uri: str, copy: str | None = None) -> boo
 
     Args:
         copy: as of `RunRecorder.open`.
-    Returns: whether no run is left; one that has steps stays, and one that MLflow does not give up.
+    Returns: whether no run is left. A run that has steps stays, and so does a run that MLflow
+        fails to delete.
     """
     folder = Path(folder)
     run = read_run(folder) if copy is None else read_copy(copy)
@@ -332,7 +335,7 @@ def discard_run(folder: str | Path, *, uri: str, copy: str | None = None) -> boo
     if run.run_id is not None:
         try:
             connect(uri).delete_run(run.run_id)
-        except Exception as error:  # MLflow's own are of many kinds, and none may end the stage
+        except Exception as error:  # MLflow raises many kinds of errors, and none may end the stage
             logger.debug("the run of %s is not removed: %s", folder, error)
             return False
     for name in (METRICS, SENT, RUN):

@@ -100,7 +100,7 @@ class Sender(threading.Thread):
         return self._reason
 
     def abandon(self) -> None:
-        """Send nothing more: the run is another process's now."""
+        """Send nothing more: another process has taken over the run."""
         self._abandoned = True
         self._wake.set()
 
@@ -112,7 +112,7 @@ class Sender(threading.Thread):
         client = self._client = self._client or self._open_run()
         run_id = self._spool.run.run_id
         assert run_id is not None
-        # What the run is, how it went and how it ended, then its files: they may go to another
+        # First what the run is, how it went and how it ended; files come last: they may go to another
         # store, which must not hold up the rest when it fails.
         notes = self._spool.run.untold
         self._send_notes(client, run_id, [n for n in notes if n.kind not in (*FILES, "status")])
@@ -166,7 +166,7 @@ class Sender(threading.Thread):
         except MlflowException as error:
             if error.get_http_status_code() != 400:
                 raise
-            # It would be refused every time, and must not hold up the rest.
+            # MLflow would refuse it every time, and it must not hold up the rest.
             logger.warning("MLflow refuses the %s of run %s: %s", note.kind, run_id, error)
         self._spool.mark_received(note)
 
@@ -174,7 +174,7 @@ class Sender(threading.Thread):
 def _find_run(
     client: "MlflowClient", experiment: str, run_id: str | None, key: str
 ) -> "StoredRun | None":
-    """The run with its newest metrics; None if it does not exist or was deleted."""
+    """Return the run with its newest metrics; None if it does not exist or was deleted."""
     from mlflow.exceptions import MlflowException
 
     if run_id is None:
@@ -190,7 +190,7 @@ def _find_run(
 
 
 def _send_params(client: "MlflowClient", run_id: str, params: dict[str, str]) -> None:
-    """MLflow keeps the first value of a param; a different one now becomes a tag."""
+    """Send params. MLflow keeps the first value of a param; a different value now becomes a tag."""
     from mlflow.entities import Param, RunTag
 
     stored = client.get_run(run_id).data.params
@@ -225,7 +225,8 @@ def _send_inputs(client: "MlflowClient", run_id: str, inputs: list[dict[str, str
 
 
 def _source_type(source: str) -> str:
-    """MLflow's name for a source of data; `code`, which is plain text, if it knows none."""
+    """Return MLflow's name for the type of a data source; `code`, which is plain text, if it knows
+    none."""
     from mlflow.data.dataset_source_registry import get_registered_sources
 
     scheme = urlsplit(source).scheme

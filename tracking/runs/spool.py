@@ -1,4 +1,4 @@
-"""A stage's record on local disk: the original that MLflow gets a copy of.
+"""Keeps a stage's record on local disk: the original from which MLflow gets a copy.
 
 A folder (a stage's run folder) has three files:
 
@@ -66,7 +66,7 @@ class Note:
 class Run:
     """Which MLflow run a folder belongs to: the content of `mlflow_run.json`.
 
-    `key` is a tag of that run: a run that was created although the answer got lost is found by it.
+    `key` is a tag of that run. By it, a run is found that was created although the answer got lost.
     """
 
     tracking_uri: str
@@ -86,7 +86,9 @@ class Run:
 
 
 def read_run(folder: Path) -> Run | None:
-    """The content of `mlflow_run.json`; None if there is no such file. Raises: FormatError."""
+    """Return the content of `mlflow_run.json`; None if there is none. Raises: FormatError.
+    Raises: FormatError.
+    """
     try:
         data = (folder / RUN).read_bytes()
     except FileNotFoundError:
@@ -95,7 +97,7 @@ def read_run(folder: Path) -> Run | None:
 
 
 def parse_run(data: bytes, path: str) -> Run:
-    """The content of the `mlflow_run.json` at `path`. Raises: FormatError."""
+    """Return the content of the `mlflow_run.json` at `path`. Raises: FormatError."""
     try:
         stored: dict[str, Any] = json.loads(data)
         version = stored["format_version"]
@@ -122,7 +124,7 @@ class Spool:
         """Reopen the folder as it was left; a last line truncated by a kill is removed.
 
         Args:
-            new: the run for a folder that has none.
+            new: the run to use if the folder has none.
             fetch: brings the folder up to date before it is read, once no other process uses it.
         Raises: FormatError if `mlflow_run.json` is damaged; ResourceError if another process uses
             the folder and does not release it within LOCK_TIMEOUT_S; OSError.
@@ -170,7 +172,8 @@ class Spool:
         return True
 
     def next_batch(self, most_metrics: int) -> Batch:
-        """The next records to send, within `most_metrics` values (one record may exceed it)."""
+        """Return the next records to send, within `most_metrics` values (a single record may exceed
+        it)."""
         records: list[Record] = []
         values = 0
         with open(self._path, "rb") as file:
@@ -187,11 +190,11 @@ class Spool:
         return Batch(records, end)
 
     def mark_sent(self, batch: Batch) -> None:
-        """Note that MLflow has this batch."""
+        """Note on disk that MLflow has this batch."""
         self._mark_sent(self.sent + len(batch.records), batch.end)
 
     def move(self, run: Run) -> None:
-        """From now on the folder belongs to this run, which gets all records."""
+        """Let the folder belong to this run from now on, and send it all records."""
         with self._lock:
             self._save(replace(run, session=self._run.session))
         self.mark_all_unsent()
@@ -215,7 +218,7 @@ class Spool:
         return self._run
 
     def belongs_to(self, experiment_id: str, run_id: str) -> None:
-        """Note which MLflow run it is, and in which experiment."""
+        """Note which MLflow run the folder belongs to, and in which experiment."""
         with self._lock:
             self._save(replace(self._run, experiment_id=experiment_id, run_id=run_id))
 
@@ -256,7 +259,7 @@ def await_release(folder: Path) -> None:
 
 
 def _locked(path: Path) -> FileIO:
-    """The file, open for appending once no other process writes it, and locked until closed.
+    """Return the file open for appending, once no other process writes it, and locked until closed.
 
     Raises: ResourceError if that takes longer than LOCK_TIMEOUT_S.
     """
@@ -278,12 +281,12 @@ def _locked(path: Path) -> FileIO:
             return file  # a file system without locks
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
             return file
-        file.close()  # removed while we waited
+        file.close()  # the file was removed while we waited
         path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _cut_torn_end(path: Path) -> bytes:
-    """The file's bytes, after incomplete records at its end have been removed on disk."""
+    """Remove incomplete records at the file's end on disk, and return the remaining bytes."""
     data = path.read_bytes()
     end = data.rfind(b"\n") + 1
     while end:

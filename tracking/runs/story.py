@@ -1,4 +1,4 @@
-"""Figures in words: the numbers and the names of metrics, as people read them."""
+"""Formats numbers and names of metrics as people read them."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -12,7 +12,7 @@ _WORDS = {"mrr": "mean reciprocal rank", "f1": "F1", "mlm": "MLM", "nsp": "NSP"}
 
 
 def amount(number: float) -> str:
-    """`950`, `24.4 M`: what a person wants to know of a large count."""
+    """Return a large count in short: `950`, `24.4 M`."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= max(unit, 1e4):
             return f"{number / unit:,.1f} {name}"
@@ -20,11 +20,12 @@ def amount(number: float) -> str:
 
 
 def short_number(value: float, digits: int = 3) -> str:
-    """`12000` → `12k`, `0.0005` → `5e-4`: at most so many digits, one less for a tiny number."""
+    """Return a number in short, `12000` → `12k`, `0.0005` → `5e-4`: at most `digits` digits, one
+    less for a tiny number."""
     if value and abs(value) < 0.01:
         mantissa, exponent = f"{value:.{digits - 2}e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
-    value = float(f"{value:.{digits}g}")  # which may give it another unit: 999.6 is 1k
+    value = float(f"{value:.{digits}g}")  # rounding may give another unit: 999.6 is 1k
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
             return f"{value / unit:.{digits}g}{name}"
@@ -32,12 +33,13 @@ def short_number(value: float, digits: int = 3) -> str:
 
 
 def score(name: str, value: float) -> str:
-    """`accuracy 42.3 %`; of a metric that is no share of anything, the plain number."""
+    """Return a metric in words, `accuracy 42.3 %`; a metric that is not a share has a plain
+    number."""
     return f"{words(name)} {figure(name, value)}"
 
 
 def figure(name: str, value: float | None) -> str:
-    """A share as `42.3 %`, any other metric as a number; a dash for one that is not known."""
+    """Return a share as `42.3 %`, any other metric as a number; a dash if the value is unknown."""
     if value is None:
         return "–"
     if isinstance(value, int):
@@ -50,7 +52,8 @@ def figure(name: str, value: float | None) -> str:
 
 
 def words(name: str) -> str:
-    """`macro_f1` → `macro F1`; `f1_of_spam` → `F1 of spam`."""
+    """Return the name of a metric in words: `macro_f1` → `macro F1`; `f1_of_spam` →
+    `F1 of spam`."""
     name, of, label = name.partition(F1_OF)
     for short, long in _WORDS.items():
         name = name.replace(short, long)
@@ -58,13 +61,13 @@ def words(name: str) -> str:
 
 
 def percent(share: float) -> str:
-    """`42.3 %`, in one piece at the end of a line."""
+    """Return a share as `42.3 %`, with a space that does not break at the end of a line."""
     return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
 
 
 def first_counts(counts: Mapping[str, Any], most: int = 3) -> str:
-    """`rows 1,200, accuracy 42.3 %`: the first numbers by their names, in place of what a stage
-    says itself, where an older version has not written it."""
+    """Return the first numbers with their names, `rows 1,200, accuracy 42.3 %`, for stages whose
+    older version recorded no summary of its own."""
     numbers = (
         (name, value)
         for name, value in counts.items()

@@ -1,7 +1,7 @@
-"""How busy a machine is, under the names by which MLflow's page shows it for each node.
+"""Reads how busy a machine is, under the names by which MLflow's page shows it for each node.
 
-MLflow's own monitor is a writer of its own in every process. These readings go the way of all
-records instead, so that a run has one writer and an outage of MLflow loses none.
+MLflow's own monitor writes from every process. These readings go into the record of the run
+instead, so that a run has a single writer and an outage of MLflow loses no readings.
 """
 
 import os
@@ -19,7 +19,8 @@ MB = 1e6
 
 
 class SystemMetrics:
-    """Readings of this machine, since the one before: `system/<node>/cpu_utilization_percentage`.
+    """Readings of this machine since the previous reading:
+    `system/<node>/cpu_utilization_percentage`.
 
     The node is named by MLFLOW_SYSTEM_METRICS_NODE_ID, or else by its host name.
     """
@@ -33,7 +34,8 @@ class SystemMetrics:
         self._first = psutil.net_io_counters()
 
     def read(self) -> dict[str, float]:
-        """The readings to record now: none if the last is less than `EVERY_S` old."""
+        """Return the readings to record now; empty if the last reading is less than `EVERY_S`
+        old."""
         if time.monotonic() < self._due_s:
             return {}
         self._due_s = time.monotonic() + EVERY_S
@@ -54,7 +56,7 @@ class SystemMetrics:
 
 
 class Gpus:
-    """The NVIDIA GPUs of this machine; none where there is no driver."""
+    """The NVIDIA GPUs of this machine; empty if there is no driver."""
 
     def __init__(self) -> None:
         import pynvml
@@ -66,7 +68,7 @@ class Gpus:
             self._handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
 
     def read(self) -> dict[str, float]:
-        """Use, memory and power of each; what a GPU does not report is left out."""
+        """Return use, memory and power of each GPU; what a GPU does not report is left out."""
         nvml, readings = self._nvml, dict[str, float]()
         for index, handle in enumerate(self._handles):
             gpu = f"gpu_{index}_"

@@ -1,6 +1,6 @@
 """Sets the kind and the columns of an experiment on MLflow's page.
 
-The page keeps both in tags of the experiment, in formats of its own: those of MLflow 3.17.
+MLflow's page keeps both in tags of the experiment, in its own formats: here those of MLflow 3.17.
 """
 
 import json
@@ -39,7 +39,7 @@ _WIDTHS = {_NAME: 240, COLUMNS[0]: 320, "params.`lr`": 80, "params.`epochs`": 80
 
 
 def experiment_tags() -> dict[str, str]:
-    """The tags of an experiment of ours."""
+    """Return the tags that every experiment of ours gets."""
     state = {
         "searchFilter": "",
         "orderByKey": "attributes.start_time",
@@ -55,7 +55,7 @@ def experiment_tags() -> dict[str, str]:
 
 
 def missing_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """The tags that an experiment lacks; a kind that somebody chose stays."""
+    """Return the tags that an experiment lacks; a kind that somebody chose is kept."""
     return {
         key: value
         for key, value in experiment_tags().items()
@@ -64,19 +64,20 @@ def missing_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def runs_page(experiment_id: str) -> str:
-    """The path of the page of an experiment's runs, with our columns."""
+    """Return the path of the page of an experiment's runs, with our columns."""
     chosen = f"workflowType={WORKFLOW}&viewStateShareKey={VIEW}"
     return f"/#/experiments/{experiment_id}/runs?{chosen}"
 
 
 def run_page(experiment_id: str, run_id: str, artifact: str | None = None) -> str:
-    """The path of the page of a run, or of one of its artifacts, on the side of training."""
+    """Return the path of the page of a run, or of one of its artifacts, in the "training" part of
+    MLflow's page."""
     shown = "" if artifact is None else f"/artifacts/{artifact}"
     return f"/#/experiments/{experiment_id}/runs/{run_id}{shown}?workflowType={WORKFLOW}"
 
 
 def model_page(model: str, version: str | None = None) -> str:
-    """The path of the page of a registered model, or of one of its versions, on the side of
-    training."""
+    """Return the path of the page of a registered model, or of one of its versions, in the
+    "training" part of MLflow's page."""
     shown = "" if version is None else f"/versions/{version}"
     return f"/#/models/{quote(model, safe='')}{shown}?workflowType={WORKFLOW}"

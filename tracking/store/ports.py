@@ -1,4 +1,4 @@
-"""TCP ports of this machine, for code that starts servers: which are free, who uses one."""
+"""Finds free TCP ports on this machine, for code that starts servers, and who uses a port."""
 
 import errno
 import random
@@ -11,7 +11,8 @@ _UNASSIGNED_PORTS = range(20_000, 32_768)
 
 
 def require_free(host: str, port: int) -> None:
-    """Raises: ResourceError, naming the process that listens, if `port` cannot be listened on."""
+    """Check that this process could listen on `port`. Raises: ResourceError, naming the process
+    that listens there, if it cannot."""
     try:
         socket.create_server((host, port)).close()
     except OSError as error:
@@ -25,7 +26,7 @@ def require_free(host: str, port: int) -> None:
 
 
 def free_port(preferred: int) -> int:
-    """`preferred`, or another port if that is in use; on 127.0.0.1."""
+    """Return `preferred`, or another free port if that is in use; on 127.0.0.1."""
     try:
         socket.create_server(("127.0.0.1", preferred)).close()
     except OSError:
@@ -34,8 +35,8 @@ def free_port(preferred: int) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now and not assigned automatically: neither to Ray's workers (10002 to
-    19999) nor, by Linux's default, to outgoing connections (from 32768).
+    """Return `count` ports that are free now and not assigned automatically: neither to Ray's
+    workers (10002 to 19999) nor, by Linux's default, to outgoing connections (from 32768).
 
     Raises: ResourceError if there are too few.
     """
@@ -52,7 +53,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def _holder(port: int) -> str:
-    """The process that listens on `port`, if the system names it: not another user's."""
+    """Return the name and id of the process that listens on `port`; "another process" if the system
+    does not tell, as for another user's process."""
     import psutil
 
     for connection in psutil.net_connections("tcp"):

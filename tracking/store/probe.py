@@ -1,4 +1,4 @@
-"""Whether MLflow takes a run, by writing one and deleting it."""
+"""Checks that MLflow accepts a run, by writing one and deleting it."""
 
 import tempfile
 from pathlib import Path
@@ -12,11 +12,12 @@ TEXT = "raybert doctor wrote this"
 
 
 def write_and_delete_run(uri: str) -> str:
-    """Write a run with a metric and an artifact, read both back, delete them; says where they were.
+    """Write a run with a metric and an artifact, read both back, delete them, and return where they
+    were.
 
-    The experiment stays, with the run among its deleted ones.
+    The experiment stays, with the run among its deleted runs.
 
-    Raises: RefusedError, ResourceError with the way out.
+    Raises: RefusedError or ResourceError, with advice on what to do.
     """
     give_up_soon()
     place = without_password(uri)

@@ -1,4 +1,4 @@
-"""Access to MLflow: the URI, whether anything answers there, the client.
+"""Gives access to MLflow: the URI, whether anything answers there, the client.
 
 MLflow takes seconds to import, so it is imported inside the functions that need it. The only
 environment variables read, or given a default, are MLflow's own.
@@ -33,7 +33,7 @@ SQLITE = "sqlite:///"
 ARTIFACTS = "mlartifacts"
 """Folder beside a SQLite store with what its runs attach: copies of what stages wrote."""
 PROBE_TIMEOUT_S = 5.0
-# NOTE: a call of the API: MLflow answers /health and /version to everyone, in any state.
+# NOTE: an API call, since MLflow answers /health and /version to everyone, in any state.
 PROBE = "/api/2.0/mlflow/experiments/search"
 JSON = "application/json"
 REFUSALS = (401, 403, 404, 405)
@@ -45,11 +45,12 @@ _MAKING = threading.Lock()
 
 
 class RefusedError(ResourceError):
-    """MLflow answers, and refuses: it will do so until somebody changes a setting."""
+    """MLflow answers, but refuses the request, and will until somebody changes a setting."""
 
 
 def tracking_uri(configured: str | None) -> str:
-    """The URI to record to: as configured, else `MLFLOW_TRACKING_URI`, else SQLite under `runs/`.
+    """Return the URI to record to: as configured, else `MLFLOW_TRACKING_URI`, else SQLite under
+    `runs/`.
 
     The path of a SQLite file is made absolute, since other processes may run in other folders.
     Raises: ConfigError for a folder or a `file:` URI, which MLflow 3 no longer records to.
@@ -60,7 +61,7 @@ def tracking_uri(configured: str | None) -> str:
         or f"{SQLITE}{Path.cwd()}/runs/mlflow.db"
     )
     scheme = urlsplit(uri).scheme.partition("+")[0]
-    is_of_databricks = "databricks" in (scheme, uri)  # the bare name takes its default profile
+    is_of_databricks = "databricks" in (scheme, uri)  # the bare name means its default profile
     if scheme not in (*DATABASES, "http", "https") and not is_of_databricks:
         raise ConfigError(
             f"tracking_uri: wanted a server (http://…) or database (sqlite:///…, postgresql://…), "
@@ -74,8 +75,8 @@ def tracking_uri(configured: str | None) -> str:
 
 
 def without_password(uri: str) -> str:
-    """The URI without credentials: `postgresql://me:secret@host/db` loses `me:secret@`, and
-    `postgresql://host/db?user=me&password=secret` its last parameter."""
+    """Return the URI without credentials: `postgresql://me:secret@host/db` loses `me:secret@`, and
+    `postgresql://host/db?user=me&password=secret` loses its last parameter."""
     uri = without_credentials(uri)
     base, _, query = uri.partition("?")
     parameters = query.split("&")
@@ -98,19 +99,21 @@ def settle_environment() -> None:
 
 
 def give_up_soon() -> None:
-    """Let MLflow's calls fail once the server has been silent for half a minute, for a process that
-    retries by itself: by default they retry for many minutes. What the user has set stays. The
-    note at `settle_environment` holds."""
-    # A server that passes a bundle on from a store is silent until it has a whole file.
+    """Let MLflow's calls fail once the server has been silent for half a minute.
+
+    For a process that retries by itself: by default MLflow's calls retry for many minutes. Settings
+    that the user has made are kept. The note at `settle_environment` applies here too.
+    """
+    # A server that forwards a bundle from a store is silent until it has a whole file.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 
 def connect(uri: str) -> "MlflowClient":
-    """A client for tracking and registry at `uri`; a SQLite file and its folder are created.
+    """Return a client for tracking and registry at `uri`; a SQLite file and its folder are created.
 
-    Raises: ResourceError if a server does not answer, a database takes more of MLflow than is
-        installed, or it cannot be opened.
+    Raises: ResourceError if a server does not answer, a database needs parts of MLflow that are not
+        installed, or the database cannot be opened.
     """
     settle_environment()
     require_answer(uri)
@@ -133,7 +136,8 @@ def connect(uri: str) -> "MlflowClient":
 
 @contextmanager
 def refusals_told(uri: str) -> Iterator[None]:
-    """Inside, what MLflow or its database refuses is told in a line. Raises: ResourceError."""
+    """Turn errors of MLflow or its database inside the context into one of ours, with a message of
+    a single line. Raises: ResourceError."""
     from mlflow.exceptions import MlflowException
 
     kinds: tuple[type[Exception], ...] = (MlflowException,)
@@ -152,15 +156,15 @@ def refusals_told(uri: str) -> Iterator[None]:
 
 
 def is_database(uri: str) -> bool:
-    """Whether MLflow opens a database there, without a server."""
+    """Whether `uri` is a database that MLflow opens directly, without a server."""
     return urlsplit(uri).scheme.partition("+")[0] in DATABASES
 
 
 def _make_database(path: Path) -> None:
     """Create a SQLite file with MLflow's tables, atomically, unless it exists.
 
-    MLflow runs about fifty migrations for this, which takes seconds. An empty store of this version
-    is kept in the cache, if that is writable, and copied from then on.
+    MLflow runs about fifty migrations for this, which takes seconds. So an empty database of this
+    version of MLflow is kept in the cache, if the cache is writable, and copied from then on.
 
     NOTE: MLflow creates the tables in place; killed during the migrations it leaves a file that it
     can neither use nor repair. The migrations rely on process-wide state: two threads at once, such
@@ -170,14 +174,15 @@ def _make_database(path: Path) -> None:
         if path.exists():
             return
         empty = cache_folder() / f"mlflow-{version('mlflow')}.db"
-        with suppress(OSError):  # it is not writable
+        with suppress(OSError):  # the cache is not writable
             _appear(empty, _make_tables)
         is_cached = empty.is_file()
         _appear(path, partial(shutil.copyfile, empty) if is_cached else _make_tables)
 
 
 def _appear(path: Path, make: Callable[[Path], object]) -> None:
-    """Let `make` write a file that appears atomically, unless it exists."""
+    """Let `make` write a file, which then appears at `path` atomically, unless a file exists
+    there."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -204,10 +209,11 @@ def _make_tables(path: Path) -> None:
 
 @contextmanager
 def as_default(uri: str) -> "Iterator[MlflowClient]":
-    """A client for `uri`, with MLflow's process-wide URI set to the same.
+    """Provide a client for `uri`, with MLflow's process-wide URI set to the same.
 
-    NOTE: needed to register a model: MLflow's SQL registry looks up the logged model at the
-    process-wide URI, wherever the client points. Setting that also sets the environment variable.
+    NOTE: this is needed to register a model, since MLflow's SQL registry looks up the logged model
+    at the process-wide URI, whatever URI the client has. Setting it also sets MLflow's environment
+    variable, which is restored afterwards.
     """
     client = connect(uri)
     from mlflow.tracking._tracking_service.utils import _use_tracking_uri
@@ -222,7 +228,8 @@ def as_default(uri: str) -> "Iterator[MlflowClient]":
 
 
 def require_consent(uri: str) -> None:
-    """Check within a few seconds that a server does not refuse us; one that is away may come back.
+    """Check within a few seconds that a server does not refuse us; a server that is down passes,
+    since it may come back.
 
     Raises: RefusedError.
     """
@@ -238,7 +245,7 @@ def require_consent(uri: str) -> None:
 def require_answer(uri: str) -> None:
     """Check within a few seconds that a server answers; MLflow's own calls retry for minutes.
 
-    Of a database only that somebody listens is checked; opening it shows the rest.
+    For a database, this only checks that something listens there; opening it shows the rest.
     Raises: RefusedError if it refuses us, ResourceError if it does not answer.
     """
     if is_database(uri):
@@ -270,7 +277,9 @@ def require_answer(uri: str) -> None:
 
 
 def _knock(uri: str) -> None:
-    """Raises: ResourceError if nobody listens where a database should: MLflow tries for minutes."""
+    """Check that something listens at a database's address: MLflow itself would retry for minutes.
+    Raises: ResourceError.
+    """
     if find_spec("sqlalchemy") is None:
         return
     from sqlalchemy import make_url
@@ -278,7 +287,7 @@ def _knock(uri: str) -> None:
 
     try:
         url = make_url(uri)
-    except ArgumentError:  # several hosts, or no address: what opens it says so
+    except ArgumentError:  # several hosts, or no address: opening the database reports it
         return
     port = url.port or DATABASES[url.get_backend_name()]
     if not url.host or port is None:
@@ -297,7 +306,7 @@ def _silent(uri: str, reason: str) -> ResourceError:
 
 
 def in_short(reason: str) -> str:
-    """A library's message about a connection, shortened to the cause that it names last.
+    """Return a library's message about a connection, shortened to the cause that it names last.
 
     `HTTPConnectionPool(…): Max retries exceeded … Connection refused'))` → `Connection refused`.
     """
@@ -324,14 +333,15 @@ def _refusal(uri: str, status: int, text: str) -> RefusedError:
 
 
 def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
-    """The experiment's id, created if missing; with SQLite, artifacts go next to the file.
+    """Return the experiment's id; the experiment is created if missing.
 
-    Its tags say how MLflow's page shows it; one that may not be changed is shown as it is.
+    With SQLite, its artifacts go next to the database file. The tags of the experiment say how
+    MLflow's page shows it. If its tags may not be changed, they are left as they are.
     """
     from mlflow.exceptions import MlflowException
 
     if (known := client.get_experiment_by_name(name)) is not None:
-        with suppress(MlflowException):  # it is deleted, or another's
+        with suppress(MlflowException):  # it is deleted, or another user's
             for key, value in page.missing_tags(known.tags).items():
                 client.set_experiment_tag(known.experiment_id, key, value)
         return known.experiment_id
