@@ -1,7 +1,7 @@
-"""A cache of answers by digest, task, parameters and input.
+"""Caches answers by digest, task, parameters and input.
 
-An answer is a function of these alone, so a cached answer is the one that would be computed. It is
-kept as JSON, so that its size is known and every request gets a copy of its own.
+An answer depends only on these, so a cached answer equals the one that would be computed. It is
+kept as JSON, so that its size is known and every request gets its own copy.
 """
 
 import json
@@ -26,7 +26,7 @@ two tables, which double when full (`tests/serve/model/test_answer_cache.py` mea
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedAnswer:
-    """The answer to an input, and its share in the limits of a request."""
+    """The answer to an input, and how much it counts towards the limits of a request."""
 
     packed: bytes
     """The answer, and where texts of the input were cut."""
@@ -43,19 +43,22 @@ class CachedAnswer:
 
     @classmethod
     def of(cls, answer: Any, cut: Sequence[CutPlace], **counts: Any) -> "CachedAnswer":
-        """`counts`: the fields besides `packed`."""
+        """Return the entry of an answer; `counts` are the fields besides `packed`."""
         places = [(place.name, place.character, place.from_end) for place in cut]
         return cls(packed=_packed([answer, places]), **counts)
 
     @property
     def size_bytes(self) -> int:
-        """The most memory that it takes in a cache."""
+        """Upper bound of the memory that the entry takes in a cache."""
         return len(self.packed) + ENTRY_BYTES
 
 
 class AnswerCache:
-    """Entries of at most so many bytes; the least recently used go first. Safe to call from several
-    threads: the lock is held for looking up and keeping, never while something is computed."""
+    """A cache of limited size that drops the least recently used entries first.
+
+    Safe to call from several threads: the lock is held for looking up and storing, never while
+    something is computed.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._size_bytes = max_bytes, 0
@@ -64,11 +67,11 @@ class AnswerCache:
 
     @property
     def size_bytes(self) -> int:
-        """The most memory that its entries take."""
+        """Upper bound of the memory that all entries take."""
         return self._size_bytes
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, CachedAnswer]:
-        """The entries that exist, by key."""
+        """Return the entries that exist, by key, and mark them as recently used."""
         hits = {}
         with self._lock:
             for key in keys:
@@ -79,8 +82,8 @@ class AnswerCache:
         return hits
 
     def keep(self, entries: Mapping[bytes, CachedAnswer]) -> None:
-        """Keep these, in place of those that were not used for longest; one that is larger than the
-        cache is left out."""
+        """Store these entries, and drop the least recently used if space is short; an entry that is
+        larger than the cache is not stored."""
         with self._lock:
             for key, entry in entries.items():
                 self._drop(key)
@@ -90,7 +93,7 @@ class AnswerCache:
                     self._fit()
 
     def resize(self, max_bytes: int) -> None:
-        """Hold at most so many bytes from now on."""
+        """Change the size limit, and drop the least recently used entries beyond it."""
         with self._lock:
             self._max_bytes = max_bytes
             self._fit()
@@ -107,7 +110,7 @@ class AnswerCache:
 
 
 def keys_of(digest: str, task: str, parameters: Parameters, rows: Sequence[Row]) -> list[bytes]:
-    """The key of each row: equal keys are equal questions to equal weights."""
+    """Return the key of each row: equal keys mean the same question to the same weights."""
     # NOTE: `repr` tells 1, 1.0, True and "1" apart, takes NaN, escapes halves of surrogate pairs,
     # and has the fields of rows and parameters in the order of their dataclasses.
     asked = blake2b(repr((digest, task, vars(parameters))).encode(), digest_size=KEY_BYTES).digest()
@@ -115,7 +118,7 @@ def keys_of(digest: str, task: str, parameters: Parameters, rows: Sequence[Row])
 
 
 def unpacked(entries: Sequence[CachedAnswer]) -> tuple[list[Any], list[CutPlace]]:
-    """A copy of the answer of each row, and where texts of the rows were cut, in order."""
+    """Return a copy of the answer of each row, and where texts of the rows were cut, in order."""
     answers, cut = [], []
     for row, entry in enumerate(entries):
         answer, places = _unpacked(entry.packed)
@@ -126,7 +129,7 @@ def unpacked(entries: Sequence[CachedAnswer]) -> tuple[list[Any], list[CutPlace]
 
 def _packed(value: Any) -> bytes:
     try:
-        return bytes(memoryview(orjson.dumps(value)))  # a copy: it holds more memory than its size
+        return bytes(memoryview(orjson.dumps(value)))  # copied, as orjson's holds more memory
     except TypeError:  # half of a surrogate pair
         return json.dumps(value).encode()
 

@@ -1,4 +1,4 @@
-"""A model's answers to a request, their cost, and their form in the cache."""
+"""Holds a model's answers to a request, their cost, and their form in the cache."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ class Answered:
 
     @property
     def model_s(self) -> float:
-        """Time that the model took, waiting included."""
+        """Seconds that the model took, waiting included."""
         return self.tokenize_s + self.queue_s + self.compute_s
 
 
@@ -55,7 +55,7 @@ NOTHING = Computed(
 
 
 def entries_of(computed: Computed) -> list[CachedAnswer]:
-    """The cache entry of each row."""
+    """Return the cache entry of each row."""
     windows: list[list[Window]] = [[] for _ in computed.answered.answers]
     numbers = [0] * len(windows)
     for window, size in zip(computed.windows, computed.numbers, strict=True):
@@ -72,7 +72,7 @@ def entries_of(computed: Computed) -> list[CachedAnswer]:
             padded_tokens=sum(map(padded_length, of_row)),
             masks=sum(map(masks_of, of_row)),
             numbers=size,
-            # Beyond `MOST_CUT` texts it was not found out where they were cut.
+            # It is only known where the first `MOST_CUT` texts were cut.
             has_all_cuts=len(places) == len({cut.name for window in of_row for cut in window.cuts}),
         )
         for answer, places, of_row, size in zip(

@@ -1,4 +1,4 @@
-"""Many small requests → few well-filled forward passes, bounded by a budget of tokens.
+"""Turns many small requests into few well-filled forward passes, within a budget of tokens.
 
 `ray.serve.batch` counts requests, or sizes with `batch_size_fn`; then an item that does not fit
 goes to the back of the queue, where long texts starve, and one above the budget raises. Here every
@@ -25,7 +25,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(order=True)
 class _Waiting(Generic[Item, Answer]):
-    """One item in the queue, ordered by length, then by turn."""
+    """An item in the queue, ordered by length, then by arrival."""
 
     length: int
     turn: int
@@ -36,7 +36,8 @@ class _Waiting(Generic[Item, Answer]):
 
 
 def widest_slice(lengths: Sequence[int], start: int, budget_tokens: int) -> tuple[int, int]:
-    """The run of ascending `lengths` around `start` that fits a padded batch of `budget_tokens`.
+    """Return the slice of ascending `lengths` around `start` that fits a padded batch of
+    `budget_tokens`.
 
     It grows by the neighbour nearer in length, since less padding leaves more room for text. The
     length at `start` is always included, even if it exceeds the budget alone.
@@ -76,7 +77,7 @@ class Batcher(Generic[Item, Answer]):
         max_batch_tokens: int,
         max_wait_ms: float,
     ) -> None:
-        """Start no thread yet: the first `submit` does.
+        """Store the settings; the first `submit` starts the thread.
 
         Args:
             run: returns one answer per item, in order; called on the batcher's thread, never
@@ -91,7 +92,7 @@ class Batcher(Generic[Item, Answer]):
         self._max_wait_s = max_wait_ms / 1000
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batch")
         self._by_length: list[_Waiting[Item, Answer]] = []
-        self._by_age: deque[_Waiting[Item, Answer]] = deque()  # may include removed items
+        self._by_age: deque[_Waiting[Item, Answer]] = deque()  # may still include removed items
         self._waiting_tokens = 0
         self._arrival = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -121,7 +122,7 @@ class Batcher(Generic[Item, Answer]):
         """
         loop = asyncio.get_running_loop()
         if self._worker is None or self._worker.done():
-            self._arrival = asyncio.Event()  # of this loop
+            self._arrival = asyncio.Event()  # belongs to this event loop
             self._worker = loop.create_task(self._work())
         self._turns += 1
         waiting: _Waiting[Item, Answer] = _Waiting(
@@ -182,10 +183,10 @@ class Batcher(Generic[Item, Answer]):
         self._measure(sum(waiting.length for waiting in batch), self._last_end_s - began_s)
 
     def _outcomes(self, items: list[Item]) -> list[Answer | Exception]:
-        """The answer to each item, or why there is none.
+        """Return the answer to each item, or the exception that took its place.
 
-        Where a batch fails, each item is run by itself: it may have been another's fault, or too
-        much at once.
+        If a batch fails, each item is run by itself: another item may have been the cause, or the
+        batch may have been too large.
         """
         try:
             return [answer for _, answer in zip(items, self._run(items), strict=True)]
@@ -200,7 +201,7 @@ class Batcher(Generic[Item, Answer]):
         self.tokens_per_s = before + RATE_WEIGHT * (rate - before)
 
     async def _next_batch(self) -> list[_Waiting[Item, Answer]]:
-        """Wait as the class describes, then take the oldest item and those of similar length."""
+        """Wait as the class describes, then remove the oldest item and those of similar length."""
         while (oldest := self._oldest()) is None or (left_s := self._left_s(oldest)) > 0:
             self._arrival.clear()
             with contextlib.suppress(TimeoutError):
@@ -210,7 +211,8 @@ class Batcher(Generic[Item, Answer]):
         return self._remove(*widest_slice(lengths, start, self._max_batch_tokens))
 
     def _left_s(self, oldest: _Waiting[Item, Answer]) -> float:
-        """Time that the next batch may still wait for more items; 0 or less: it starts now."""
+        """Return the seconds that the next batch may still wait for more items; 0 or less if it
+        starts now."""
         full = self._waiting_tokens >= self._max_batch_tokens
         if full or len(self._by_length) >= self._last_size:
             return 0.0
@@ -222,7 +224,7 @@ class Batcher(Generic[Item, Answer]):
         return self._by_age[0] if self._by_age else None
 
     def _remove(self, first: int, end: int) -> list[_Waiting[Item, Answer]]:
-        """Remove a slice from the queue, by length."""
+        """Remove a slice of the queue, which is ordered by length, and return it."""
         removed = self._by_length[first:end]
         del self._by_length[first:end]
         for waiting in removed:

@@ -1,4 +1,4 @@
-"""A model as clients and the front see it, in whatever process it runs."""
+"""Describes a model as clients and the front see it, in whatever process it runs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -82,14 +82,15 @@ class Response:
 
 
 class ServedModel(ABC):
-    """A model as the front sees it, in this or another process. Calls raise if it is down."""
+    """A model as the front sees it, in this or another process. All calls raise if the model is
+    down."""
 
     is_local: ClassVar[bool] = False
     """Whether it is in this process."""
 
     @abstractmethod
     async def tasks(self) -> Sequence[str]:
-        """The tasks that it does, its own first."""
+        """Return the tasks that the model does, its own first."""
 
     @abstractmethod
     async def card(self) -> Card: ...
@@ -102,4 +103,5 @@ class ServedModel(ABC):
     async def request(
         self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
     ) -> Response:
-        """The model's response at one of its paths, which is percent-encoded, with its query."""
+        """Return the model's response at one of its paths. `path` is percent-encoded, with its
+        query."""

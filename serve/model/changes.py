@@ -1,7 +1,7 @@
-"""Changes of a model's answers, besides their numbers, that clients must know of.
+"""Finds changes of a model's answers, besides their numbers, that clients must know of.
 
-Answers of two versions differ in numbers. But other labels are other answers, which a client's code
-may not know, and vectors of two versions cannot be compared: an index must be made again.
+Answers of two versions always differ in numbers. But a client's code may not know new labels, and
+vectors of two versions cannot be compared, so that an index must be made again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ VECTORS_NOTE = (
 
 @runtime_checkable
 class Version(Protocol):
-    """A loaded model, as far as it counts here."""
+    """The parts of a loaded model that matter here."""
 
     digest: str
     task: Task
@@ -33,7 +33,7 @@ class Version(Protocol):
 
 
 def change_between(former: Version, model: Version) -> Change | None:
-    """The kind of answers that changed; None if none did."""
+    """Return the kind of change in the answers; None if only numbers changed."""
     if former.digest == model.digest:
         return None
     if former.task.labels != model.task.labels:
@@ -46,7 +46,7 @@ def gives_vectors(model: Version) -> bool:
 
 
 def told(change: Change, former: Version, model: Version) -> str:
-    """The change in words."""
+    """Return the change in words."""
     if change == "labels":
         other = difference(former.task.labels, model.task.labels)
         return f"{model.version_label} has other labels than {former.version_label}: {other}"
@@ -57,7 +57,7 @@ def told(change: Change, former: Version, model: Version) -> str:
 
 
 def difference(before: Sequence[str], after: Sequence[str]) -> str:
-    """The difference between two lists of labels, in words."""
+    """Return the difference between two lists of labels, in words."""
     parts = [
         f"{what} {shortened(', '.join(labels))}"
         for what, labels in (

@@ -1,4 +1,4 @@
-"""The ancestors and data of a served model, as far as its bundle records them.
+"""Lists the ancestors and data of a served model, as far as its bundle records them.
 
 Configs are left out, and data is named without its folder: clients must not learn where files were
 on the machines that trained a model.
@@ -45,7 +45,8 @@ class Ancestor:
 
 
 def ancestors(digest: str, lineage: Mapping[str, Any]) -> list[Ancestor]:
-    """From the first ancestor to the model itself, from the lineage in its bundle."""
+    """Return the models from the first ancestor to the model itself, from the lineage in its
+    bundle."""
     return [
         Ancestor(
             digest=ancestor,

@@ -1,4 +1,5 @@
-"""One model for many clients: the `Predictor`s of a bundle, whose passes a `Batcher` fills."""
+"""One model that serves many clients: the `Predictor`s of a bundle, whose passes a `Batcher`
+fills."""
 
 import asyncio
 import logging
@@ -100,11 +101,11 @@ class Model:
             backend, precision, prefer: see `Predictor`.
             cache_mib: see `size_cache`.
             truncate: whether texts are cut unless a request says otherwise.
-            max_ongoing_requests: how many come here at once, as `/info` says.
-            digest: what the bundle must have; None takes any.
+            max_ongoing_requests: the most requests at once, as shown at `/info`.
+            digest: digest that the bundle must have; None accepts any.
             version: the bundle's version in the registry, if it has one.
             recorder: is told of every pass.
-        Raises: FormatError if the bundle is damaged, answers no task, or is another one.
+        Raises: FormatError if the bundle is damaged, answers no task, or has another digest.
         """
         self.predictor = Predictor(
             folder,
@@ -167,7 +168,7 @@ class Model:
         return self._batcher.waiting_tokens
 
     def predictor_for(self, task: str) -> Predictor:
-        """The predictor for a task. Raises: WrongTaskError if the model does not do it."""
+        """Return the predictor for a task. Raises: WrongTaskError if the model does not do it."""
         if task not in self.predictors:
             raise WrongTaskError(
                 f"{self.name}: wanted a model for {task}, this one is for "
@@ -176,18 +177,19 @@ class Model:
         return self.predictors[task]
 
     def usual(self, kind: type[Parameters]) -> dict[str, Any]:
-        """The parameters of a request that says nothing, where they are not the task's defaults."""
+        """Return the parameters of a request that gives none, as far as they differ from the task's
+        defaults."""
         return {kind.cut_by: True} if self.truncate and kind.cut_by is not None else {}
 
     async def predict(
         self, inputs: Sequence[Any], parameters: Parameters | None, task: str | None = None
     ) -> list[Any]:
-        """The answers of `answer` alone."""
+        """Return only the answers that `answer` gives."""
         return (await self.answer(inputs, parameters, task)).answers
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Inside, it is not closed, even if it is retired."""
+        """Keep the model open inside this context, even if it is retired meanwhile."""
         self._loop = asyncio.get_running_loop()
         self._in_progress += 1
         try:
@@ -198,11 +200,11 @@ class Model:
 
     @property
     def is_retired(self) -> bool:
-        """Whether it is closed, or about to be."""
+        """Whether the model is closed, or will be once it is idle."""
         return self._is_retired
 
     def retire(self) -> None:
-        """Close it once nobody uses it; may be called from any thread."""
+        """Close the model once no request uses it; may be called from any thread."""
         self._is_retired = True
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
@@ -213,7 +215,8 @@ class Model:
             self._closing = self._loop.create_task(self.close())
 
     def size_cache(self, size_mib: int) -> None:
-        """Keep answers of at most so many MiB, from the next request on; 0 keeps none."""
+        """Limit the cache of answers to `size_mib` MiB, from the next request on; 0 turns it
+        off."""
         if not size_mib:
             self._cache = None
         elif self._cache is None:
@@ -231,12 +234,12 @@ class Model:
         are_long: bool = False,
         passes: Passes | None = None,
     ) -> Answered:
-        """One answer per input, as from `Predictor.predict`.
+        """Return one answer per input, as from `Predictor.predict`.
 
         Args:
             task: None for the model's own.
-            deadline_s: within which it must be ready; None takes the server's. Work that is late
-                is dropped from the queue.
+            deadline_s: seconds within which the answers must be ready; None means the server's
+                deadline. Work that is late is dropped from the queue.
             are_long: whether the inputs may take seconds to tokenize.
             passes: None for the model's own.
         Raises: InputError; TooLargeError, OverloadedError or DeadlineError beyond a limit;
@@ -270,7 +273,8 @@ class Model:
         return answered
 
     def _judge(self, *, failed: bool) -> None:
-        """Learn from a request. What lacks memory, or is the caller's fault, says nothing."""
+        """Update the verdict on the model after a request. Lack of memory and the caller's mistakes
+        do not count."""
         self._failures = self._failures + 1 if failed else 0
         before = self.verdict
         if not failed:
@@ -284,7 +288,7 @@ class Model:
         self, work: Work, deadline_s: float | None, cache: AnswerCache | None
     ) -> Answered:
         work.check_inputs()
-        self._check_queue(0)  # before tokenizing what will be refused
+        self._check_queue(0)  # before tokenizing inputs that will be refused
         limit_s = self.limits.deadline_s if deadline_s is None else deadline_s
         try:
             async with asyncio.timeout(limit_s):
@@ -299,7 +303,8 @@ class Model:
             ) from error
 
     async def _recall(self, work: Work, cache: AnswerCache) -> Answered:
-        """As `_compute`, but cached answers are not computed again, and equal rows only once."""
+        """Answer as `_compute` does, but take answers from the cache, and compute equal rows only
+        once."""
         began_s = time.perf_counter()
         found = await self.run(Lookup.of, work, self.digest, cache, here=work.is_small)
         label, misses = self.version_label, len(found.missing)
@@ -312,7 +317,8 @@ class Model:
             except InputError:
                 if not found.hits:
                     raise
-                # It named an input by its place among the missing ones: now by that in the request.
+                # The error has the input's place among the missing rows. Computing all rows raises
+                # it again, with the place in the request.
                 return (await self._compute(work)).answered
         is_light = found.size_bytes + sum(each.nbytes for each in computed.scores) <= FEW_BYTES
         answers, cut, tokens = await self.run(found.answers, computed, cache, here=is_light)
@@ -349,8 +355,9 @@ class Model:
         return Computed(answered, windows, scores, decoded.numbers)
 
     def _check_queue(self, tokens: int) -> None:
-        """Raises: OverloadedError if these tokens do not fit the queue. An empty queue takes any
-        request."""
+        """Check that these tokens fit the queue; an empty queue accepts any request.
+        Raises: OverloadedError.
+        """
         waiting = self.waiting_tokens
         if waiting and waiting + tokens > self.limits.max_queue_tokens:
             rate = self._batcher.tokens_per_s
@@ -362,19 +369,20 @@ class Model:
             )
 
     async def submit(self, windows: WindowByModel) -> dict["Model", Pass]:
-        """The pass for one sequence of ids. Cancelling this removes it from the queue."""
+        """Return the pass for one sequence of ids. Cancelling this removes the sequence from the
+        queue."""
         return await self._batcher.submit(windows)
 
     async def own_passes(self, windows: Sequence[Window]) -> Sequence[Pass]:
-        """Passes of this model alone."""
+        """Return the passes of this model's windows, computed for this model only."""
         done = await asyncio.gather(*(self.submit({self: window}) for window in windows))
         return [each[self] for each in done]
 
     async def off_loop(
         self, function: Callable[..., Result], *arguments: Any, is_long: bool = False
     ) -> Result:
-        """Run what may take over a millisecond on the thread for texts, or what may take seconds on
-        another, where only its like waits for it."""
+        """Run a function that may take over a millisecond on the thread for texts. A function that
+        may take seconds runs on another thread, where only other long work waits for it."""
         loop = asyncio.get_running_loop()
         executor = self._long_texts if is_long else self._texts
         return await loop.run_in_executor(executor, function, *arguments)
@@ -409,7 +417,7 @@ class Model:
             failed.
         """
         self.check_progress()
-        if self._batcher.last_failed:  # perhaps only because of what it was asked
+        if self._batcher.last_failed:  # perhaps the last request was the cause
             await self.check_ready()
 
     def check_progress(self) -> None:
@@ -422,7 +430,7 @@ class Model:
             )
 
     def _notes(self) -> Iterator[str]:
-        """Advice on its answers."""
+        """Yield advice on the model's answers."""
         if self.predictor.bundle.ranges_of_batch:
             yield RANGES_OF_BATCH
         if gives_vectors(self):
@@ -455,7 +463,7 @@ class Model:
         self._long_texts.shutdown(wait=False)
 
     def _forward(self, batch: list[WindowByModel]) -> Sequence[dict["Model", Pass]]:
-        """A pass for each set of models that read the same windows."""
+        """Compute a pass for each set of models that read the same windows."""
         groups: dict[tuple[Model, ...], list[int]] = {}
         for place, item in enumerate(batch):
             groups.setdefault(tuple(item), []).append(place)
@@ -489,9 +497,11 @@ class Model:
 
 
 def _check_weights(folder: Path, predictor: Predictor) -> None:
-    """Raises: FormatError if a weight is NaN, also one that the examples do not use."""
+    """Check that no weight is NaN, including weights that the examples do not use.
+    Raises: FormatError.
+    """
     for name, parameter in predictor.model.named_parameters():
-        # Those of a graph are in the graph.
+        # The weights of an exported graph are in the graph, not here.
         if parameter.device.type != "meta" and bool(torch.isnan(parameter).any()):
             raise FormatError(
                 f"{folder}: wanted numbers as weights, there is NaN in {name}: train the model "

@@ -1,4 +1,4 @@
-"""Keeps the weights of equal encoders in a process in memory once."""
+"""Keeps the weights of equal encoders in a process in memory only once."""
 
 from weakref import WeakValueDictionary
 
@@ -13,7 +13,8 @@ _PARTS: WeakValueDictionary[tuple[str, torch.device, str], nn.Module] = WeakValu
 
 
 def share(encoder: Encoder) -> str:
-    """Let an encoder use the modules of an equal one, if there is one, but for its pooler.
+    """Let an encoder use the modules of an equal encoder in this process, if there is one, except
+    for its pooler.
 
     Returns: its digest (`encoder_digest`).
     """
@@ -31,8 +32,8 @@ def share(encoder: Encoder) -> str:
 
 
 def _still_equal(part: nn.Module, known: nn.Module | None) -> bool:
-    """Whether a module still exists with the weights that it was loaded with; damage must not
-    spread."""
+    """Whether a module still exists and has the weights that it was loaded with, so that damaged
+    weights do not spread."""
     if known is None:
         return False
     return all(map(torch.equal, part.state_dict().values(), known.state_dict().values()))

@@ -1,6 +1,7 @@
-"""Shares passes between the models of one request: texts that they read alike are encoded once.
+"""Shares passes between the models of one request: texts that they read alike are encoded only
+once.
 
-Each model answers its part of the request like any other, with its own limits, cache and candidate.
+Each model answers its part like any other request, with its own limits, cache and candidate.
 Only the passes are shared: they wait until every part has its windows.
 """
 
@@ -21,15 +22,16 @@ _PASSES: ContextVar["Passes | None"] = ContextVar("passes", default=None)
 
 
 def passes_of_request() -> "Passes | None":
-    """How the windows of the current request get their passes; None for a request to one model."""
+    """Return the function that computes passes for the windows of the current request; None for a
+    request to one model."""
     return _PASSES.get()
 
 
 class SharedPasses:
-    """The passes of a request to several models. One event loop's."""
+    """The passes of a request to several models, used on one event loop."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """`names`: of the models."""
+        """Wait for windows of the models with these names."""
         self._awaited = set(names)
         self._windows: dict[Model, Sequence[Window]] = {}
         self._passes: dict[Model, list[asyncio.Task[dict[Model, Pass]]]] = {}
@@ -37,16 +39,20 @@ class SharedPasses:
 
     @contextmanager
     def part_of(self, name: str) -> Iterator[None]:
-        """Inside, a model answers its part. If that fails, the others are not to go on."""
+        """Let a model answer its part inside this context.
+
+        If that raises, the passes may never start: the other models must be cancelled.
+        """
         token = _PASSES.set(self.compute)
         try:
             yield
         finally:
             _PASSES.reset(token)
-        self._await_no_more(name)  # it may have needed no pass
+        self._await_no_more(name)  # the model may have needed no pass
 
     async def compute(self, model: "Model", windows: Sequence[Window]) -> "Sequence[Pass]":
-        """The passes of a model's windows, once all models have theirs or need none."""
+        """Return the passes of a model's windows, once every model has its windows or needs no
+        pass."""
         if model.name not in self._awaited:
             return await model.own_passes(windows)
         self._windows[model] = windows
@@ -54,12 +60,12 @@ class SharedPasses:
         await self._begun.wait()
         try:
             done = await asyncio.gather(*map(asyncio.shield, self._passes[model]))
-        except Exception:  # perhaps that of another model
+        except Exception:  # perhaps another model's error
             return await model.own_passes(windows)
         return [each[model] for each in done]
 
     def close(self) -> None:
-        """Drop passes that nobody waits for any more."""
+        """Cancel passes that nobody waits for any more."""
         for passes in self._passes.values():
             for task in passes:
                 task.cancel()
@@ -75,7 +81,7 @@ class SharedPasses:
     def _begin(self) -> None:
         windows_by_key: dict[Any, WindowByModel] = {}
         keys_by_model: dict[Model, list[Any]] = {}
-        # Ordered, so that requests that name the same models have passes in common.
+        # Sorted, so that requests that name the same models can share batches.
         for model in sorted(self._windows, key=lambda each: each.name):
             encoder, seen = model.predictor.backend.encoder_key, Counter[Any]()
             keys_by_model[model] = []

@@ -1,4 +1,4 @@
-"""Sizes of requests and windows: how much the event loop handles itself, and how limits count."""
+"""Measures requests and windows: how much the event loop handles itself, and how limits count."""
 
 from typing import Any
 
@@ -15,8 +15,11 @@ FEW_BYTES = 1 << 16
 
 
 def is_small(value: Any, most: int = SMALL // 4) -> bool:
-    """Whether a JSON value is at most so large, counting the characters of its strings, and one
-    for every value: its texts are then tokenized sooner than another thread would take over."""
+    """Whether a JSON value is at most `most` large, so that the event loop may handle it.
+
+    The size is the number of characters in its strings, plus one for every value. Tokenizing such
+    texts takes less time than handing them to another thread.
+    """
     size, uncounted = 0, [value]
     while uncounted and size <= most:
         part = uncounted.pop()
@@ -29,15 +32,15 @@ def is_small(value: Any, most: int = SMALL // 4) -> bool:
 
 
 def padded_length(window: Window) -> int:
-    """Tokens of a window as a pass computes them."""
+    """Return the tokens of a window as a pass computes them."""
     return -(-window.tokens // PAD_MULTIPLE) * PAD_MULTIPLE
 
 
 def real_length(window: Window) -> int:
-    """Tokens of a window without padding, special ones included."""
+    """Return the tokens of a window without padding, special tokens included."""
     return sum(map(len, window.ids))
 
 
 def masks_of(window: Window) -> int:
-    """The number of masks in a window."""
+    """Return the number of masks in a window."""
     return len(window.positions.get("mlm_positions", ()))

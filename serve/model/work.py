@@ -1,6 +1,6 @@
-"""The work that a request asks of a model: inputs become rows, windows, scores and answers.
+"""Does the work that a request asks of a model: inputs become rows, windows, scores and answers.
 
-`Model` says where each step runs, on the event loop or a thread, and gets the windows their passes.
+`Model` decides where each step runs, on the event loop or a thread, and computes the passes.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -47,7 +47,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Answers, and what their request is held to."""
+    """Answers, and what is checked against the limits of their request."""
 
     answers: list[Any]
     cut: list[CutPlace]
@@ -58,9 +58,11 @@ class Decoded:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The inputs of a request, what answers them, and the limits that they are held to.
+    """The inputs of a request, the predictor and parameters that answer them, and the limits that
+    apply.
 
-    All methods raise InputError for inputs that do not fit the task, TooLargeError beyond a limit.
+    All methods raise InputError for inputs that do not fit the task, and TooLargeError beyond a
+    limit.
     """
 
     predictor: Predictor
@@ -79,8 +81,8 @@ class Work:
 
     @cached_property
     def is_small(self) -> bool:
-        """Whether the event loop may tokenize the inputs itself. Parameters count once per input,
-        with which each of their labels is read."""
+        """Whether the event loop may tokenize the inputs itself. The size of the parameters counts
+        once per input, since every label in them is read with each input."""
         asked = {} if self.parameters is None else vars(self.parameters)
         return is_small(self.inputs) and is_small([asked] * len(self.inputs))
 
@@ -93,7 +95,7 @@ class Work:
 
     def encode(self) -> Encoded:
         rows = self.rows()
-        # Before windows take their time and memory.
+        # Checked before windows take time and memory.
         least = PAD_MULTIPLE * self.predictor.task.least_windows(rows, self.parameters)
         check_tokens(least, self.limits, at_least=True)
         return Encoded(rows, self.predictor.encode(rows, self.parameters))
@@ -104,7 +106,7 @@ class Work:
         check_numbers(sum(self.predictor.task.numbers(windows, self._hidden_size)), self.limits)
 
     def has_few(self, scores: Sequence[np.ndarray]) -> bool:
-        """Whether the event loop may turn these scores into answers itself."""
+        """Whether the scores are few enough for the event loop to turn them into answers itself."""
         return self.is_small and sum(each.size for each in scores) <= FEW_SCORES
 
     def decode(self, encoded: Encoded, scores: list[np.ndarray]) -> Decoded:
@@ -122,7 +124,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Lookup:
-    """The rows of a request, and those of their answers that a cache has."""
+    """The rows of a request, and the answers to some of them that the cache has."""
 
     work: Work
     keys: list[bytes]
@@ -133,7 +135,7 @@ class Lookup:
 
     @classmethod
     def of(cls, work: Work, digest: str, cache: AnswerCache) -> "Lookup":
-        """`digest`: the model's."""
+        """Look up the rows of `work` in the cache. `digest` is the model's."""
         rows = work.rows()
         keys = keys_of(digest, work.predictor.task.name, work.all_parameters, rows)
         cached = cache.find(keys)
@@ -142,26 +144,26 @@ class Lookup:
 
     @property
     def hits(self) -> int:
-        """Rows that need not be computed."""
+        """Number of rows that need not be computed."""
         return len(self.keys) - len(self.missing)
 
     @property
     def size_bytes(self) -> int:
-        """Size of the cached answers, equal ones as often as they are asked for."""
+        """Size of the cached answers; an answer counts once for every row that it is for."""
         return sum(self.cached[key].size_bytes for key in self.keys if key in self.cached)
 
     def answers(
         self, computed: Computed, cache: AnswerCache
     ) -> tuple[list[Any], list[CutPlace], int]:
-        """The answers, where texts were cut, and how many tokens were read.
+        """Return the answers, where texts were cut, and how many tokens were read.
 
         Args:
-            computed: the answers to the missing rows, which the cache keeps.
+            computed: the answers to the missing rows, which are added to the cache.
         """
         new = dict(zip(self.missing, entries_of(computed), strict=True))
         cache.keep({key: entry for key, entry in new.items() if entry.has_all_cuts})
         entries, limits = [self.cached.get(key) or new[key] for key in self.keys], self.work.limits
-        # What a request may ask for does not depend on what the cache happens to have.
+        # The limits of a request must not depend on what happens to be in the cache.
         check_tokens(sum(entry.padded_tokens for entry in entries), limits)
         masks = sum(entry.masks for entry in entries)
         check_candidates(masks, self.work.all_parameters, limits)

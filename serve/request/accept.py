@@ -16,20 +16,20 @@ Precision = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Type:
-    """A media type; as an entry of the header, with `*` for what is left open."""
+    """A media type; as an entry of the header, it may have `*` for parts that are left open."""
 
     kind: str
     parameters: dict[str, str]
     quality: float = 1.0
 
     def fits(self, offer: "_Type") -> Precision | None:
-        """How precisely it names what is offered; None if it names another type."""
+        """Return how precisely this entry names what is offered; None if it names another type."""
         (group, name), (offered_group, offered_name) = (
             each.kind.split("/") for each in (self, offer)
         )
         if group not in ("*", offered_group) or name not in ("*", offered_name):
             return None
-        # Of `application/json; charset=utf-8`, the charset says nothing about what is offered.
+        # The charset in `application/json; charset=utf-8` does not matter for what is offered.
         asked = self.parameters.keys() & offer.parameters.keys()
         if any(self.parameters[key] != offer.parameters[key] for key in asked):
             return None
@@ -37,11 +37,11 @@ class _Type:
 
 
 def chosen(accept: str, offers: Sequence[str]) -> str | None:
-    """The offer that a client likes best; None if it wants none of them.
+    """Return the offer that a client prefers; None if it accepts none of them.
 
-    Of those that it likes equally, it is the one that the header names most precisely, then the
-    one that the header names first, then the first of the offers. A header that says nothing, or
-    nothing that can be read, takes the first.
+    If it prefers several equally, the offer that the header names most precisely is taken, then the
+    offer that the header names first, then the first of the offers. If the header is empty or
+    cannot be read, the first offer is taken.
     """
     if accept in ("", ANYTHING, offers[0]):
         return offers[0]
@@ -67,9 +67,9 @@ def chosen(accept: str, offers: Sequence[str]) -> str | None:
 
 
 def _parsed(entry: str) -> _Type | None:
-    """A media type with its parameters; None if it is none."""
+    """Return a media type with its parameters; None if the text is not a media type."""
     kind, *parts = (part.strip().lower() for part in entry.split(";"))
-    kind = ANYTHING if kind == "*" else kind  # as Java's own client sends it
+    kind = ANYTHING if kind == "*" else kind  # Java's built-in client sends `*` for `*/*`
     if not _KIND.fullmatch(kind):
         return None
     parameters = {}

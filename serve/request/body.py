@@ -25,18 +25,19 @@ MAX_DIGITS = 18
 
 
 def kind_of(request: Request) -> str:
-    """The media type that the body is said to have, without parameters; empty if none is."""
+    """Return the media type that the request gives for its body, without parameters; empty if
+    missing."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def receive(request: Request, limits: Limits) -> bytes:
-    """The request's body, inflated if it came compressed.
+    """Return the request's body, decompressed if it came compressed.
 
-    Raises: TooLargeError, SlowRequestError, MediaTypeError, CodingError; NotJSONError if it was not
-        compressed as it says; ClosedError if the client is gone.
+    Raises: TooLargeError, SlowRequestError, MediaTypeError, CodingError; NotJSONError if it is not
+        compressed in the way its header says; ClosedError if the client is gone.
     """
     kind = kind_of(request)
-    # A page may also post without a type, as programs do: those send no Origin.
+    # A web page may post without a type, as programs do, but programs send no Origin.
     is_of_page = kind in TEXT_TYPES or (not kind and "origin" in request.headers)
     if is_of_page and request.method == "POST":
         raise MediaTypeError(
@@ -72,14 +73,15 @@ async def receive(request: Request, limits: Limits) -> bytes:
 
 
 class Receiving:
-    """The bodies that an application is receiving: who sends slowly takes a place from others."""
+    """The bodies that an application is receiving, counted because a slow sender takes a place from
+    others."""
 
     def __init__(self) -> None:
-        self._timeouts: dict[asyncio.Timeout, None] = {}  # in the order of their arrival
+        self._timeouts: dict[asyncio.Timeout, None] = {}  # in order of arrival
 
     @contextmanager
     def counted(self, timeout: asyncio.Timeout) -> Iterator[None]:
-        """Inside, a body is received that is given up at this timeout."""
+        """Count a body that is received inside this context, until the given timeout."""
         self._timeouts[timeout] = None
         try:
             yield
@@ -87,7 +89,7 @@ class Receiving:
             self._timeouts.pop(timeout, None)
 
     def make_room(self, most: int) -> None:
-        """Give up the body that has been on its way for longest, if there are more than `most`."""
+        """Give up the body that began first, if more than `most` are being received."""
         if len(self._timeouts) > most:
             oldest = next(iter(self._timeouts))
             del self._timeouts[oldest]
@@ -95,7 +97,7 @@ class Receiving:
 
 
 def receiving(request: Request) -> Receiving:
-    """The bodies that the request's application is receiving."""
+    """Return the bodies that the request's application is receiving."""
     state = request.app.state
     if not hasattr(state, "receiving"):
         state.receiving = Receiving()
@@ -111,7 +113,7 @@ def _too_large(limits: Limits, size_bytes: int) -> TooLargeError:
 
 
 def deadline_of(request: Request, limits: Limits) -> float:
-    """Seconds within which the caller wants its answer. Raises: RequestError."""
+    """Return the seconds within which the caller wants its answer. Raises: RequestError."""
     value = request.headers.get(DEADLINE)
     if value is None:
         return limits.deadline_s
@@ -122,8 +124,8 @@ def deadline_of(request: Request, limits: Limits) -> float:
 
 
 def whole_number(value: str) -> int | None:
-    """The number that a header says, or one beyond any limit: Python refuses to read very long
-    ones. None if it is no whole number."""
+    """Return the whole number in a header's value; None if it is not one. Python refuses to read
+    very long numbers, so they become a number beyond any limit."""
     if not (value.isascii() and value.isdigit()):
         return None
     return int(value.lstrip("0")[:MAX_DIGITS] or "0")

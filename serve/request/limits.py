@@ -1,4 +1,4 @@
-"""Limits on requests, and the checks of them."""
+"""Defines limits on requests, and checks them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,8 @@ class Limits:
 
 
 def check_count(inputs: Sequence[Any], limits: Limits) -> None:
-    """Raises: TooLargeError for more inputs than a request may have."""
+    """Check the number of inputs. Raises: TooLargeError if there are more than a request may
+    have."""
     if len(inputs) > limits.max_inputs:
         raise TooLargeError(
             f"inputs: wanted at most {limits.max_inputs} per request, got {len(inputs)}: send "
@@ -55,8 +56,12 @@ def check_count(inputs: Sequence[Any], limits: Limits) -> None:
 
 
 def check_lists(inputs: Sequence[Any], parameters: object | None, limits: Limits) -> None:
-    """Raises: TooLargeError if inputs or parameters have longer lists than there may be inputs in a
-    request: each candidate label, sentence or choice costs as much as an input."""
+    """Check that the lists in inputs and parameters have at most as many entries, all together, as
+    a request may have inputs.
+
+    Each candidate label, sentence or choice costs as much as an input.
+    Raises: TooLargeError.
+    """
     most = limits.max_inputs
     mappings = [row for row in inputs if isinstance(row, Mapping)]
     mappings += [] if parameters is None else [vars(parameters)]
@@ -75,8 +80,11 @@ def check_lists(inputs: Sequence[Any], parameters: object | None, limits: Limits
 
 
 def check_candidates(masks: int, parameters: object, limits: Limits) -> None:
-    """Raises: TooLargeError if the masks of a request have too many candidates in all: each is
-    answered with its whole text."""
+    """Check the number of candidates for the masks of a request, all masks together.
+
+    Each candidate is answered with its whole text.
+    Raises: TooLargeError if there are too many.
+    """
     candidates = masks * (getattr(parameters, "top_k", None) or 1)
     if candidates > limits.max_candidates:
         raise TooLargeError(
@@ -86,7 +94,7 @@ def check_candidates(masks: int, parameters: object, limits: Limits) -> None:
 
 
 def check_tokens(tokens: int, limits: Limits, *, at_least: bool = False) -> None:
-    """Raises: TooLargeError for more tokens than a request may have.
+    """Check the number of tokens. Raises: TooLargeError if there are more than a request may have.
 
     Args:
         at_least: whether `tokens` is a lower bound.
@@ -99,7 +107,7 @@ def check_tokens(tokens: int, limits: Limits, *, at_least: bool = False) -> None
 
 
 def check_size(body: bytes, limits: Limits) -> None:
-    """Raises: TooLargeError for the body of an answer that is too large."""
+    """Check the size of an answer's body. Raises: TooLargeError."""
     if len(body) > limits.max_answer_bytes:
         raise TooLargeError(
             f"inputs: wanted an answer of at most {limits.max_answer_bytes} bytes, it has "
@@ -108,7 +116,7 @@ def check_size(body: bytes, limits: Limits) -> None:
 
 
 def check_numbers(numbers: int, limits: Limits) -> None:
-    """Raises: TooLargeError for more numbers than the vectors of an answer may have."""
+    """Check how many numbers the vectors of an answer have. Raises: TooLargeError."""
     if numbers > limits.max_numbers:
         raise TooLargeError(
             f"inputs: wanted an answer of at most {limits.max_numbers} numbers, their vectors have "

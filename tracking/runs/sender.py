@@ -112,8 +112,8 @@ class Sender(threading.Thread):
         client = self._client = self._client or self._open_run()
         run_id = self._spool.run.run_id
         assert run_id is not None
-        # First what the run is, how it went and how it ended; files come last: they may go to another
-        # store, which must not hold up the rest when it fails.
+        # Files are sent last, after what the run is, how it went and how it ended: they may go to
+        # another store, whose failure must not hold up the rest.
         notes = self._spool.run.untold
         self._send_notes(client, run_id, [n for n in notes if n.kind not in (*FILES, "status")])
         self._send_records(client, run_id)
