@@ -42,7 +42,7 @@ from bert_core.tasks.sparse_embedding import SPLADE_POOLING
 from bert_core.typed import as_type
 from bert_core.wording import first_line
 
-# Other forms of weights: in parts, or as saved by torch.
+# Other formats of weights: in parts, or as saved by torch.
 WEIGHTS_INDEX, OLD_WEIGHTS = "model.safetensors.index.json", "pytorch_model.bin"
 WEIGHT_FORMS = (WEIGHTS, WEIGHTS_INDEX, OLD_WEIGHTS, f"{OLD_WEIGHTS}.index.json")
 """Files that weights are read from, or the index of their parts; the first that exists counts."""
@@ -67,12 +67,12 @@ FOREIGN_FILES = (
 
 
 def weights_among(names: Collection[str], read: Callable[[str], Mapping[str, Any]]) -> list[str]:
-    """The files that hold the weights: one file, or an index and the parts that it names; none if
-    there are none in a form that is read.
+    """Return the files that hold the weights: a single file, or an index and the parts that it
+    names; empty if none of them has a supported format.
 
     Args:
         names: the files that exist.
-        read: the JSON object in one of them.
+        read: returns the JSON object in one of them.
     """
     form = next((form for form in WEIGHT_FORMS if form in names), None)
     if form is None:
@@ -84,13 +84,13 @@ def weights_among(names: Collection[str], read: Callable[[str], Mapping[str, Any
 
 
 def weight_files(folder: Path) -> list[str]:
-    """`weights_among` of a folder; the usual file if there are none."""
+    """Return `weights_among` of a folder's files; the usual file name if it finds none."""
     names = [form for form in WEIGHT_FORMS if has_file(folder, form)]
     return weights_among(names, lambda name: read_json(folder / name)) or [WEIGHTS]
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors under their names in the files; floating-point ones in fp32.
+    """Read a folder's tensors, under their names in the files; floating-point tensors become fp32.
 
     Raises: FormatError if a torch file holds anything but tensors by name.
     """
@@ -111,7 +111,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
+    """Read the tensors of a safetensors file.
 
     Raises: see `check_header`; SafetensorError if the file is damaged.
     """
@@ -138,11 +138,13 @@ def _single(tensor: Tensor) -> Tensor:
 def task_of_transformers(
     folder: Path, objectives: frozenset[str], entries: dict[str, Any], state: dict[str, Tensor]
 ) -> Task | None:
-    """The task of a folder written by transformers, also for CrossEncoder; None if there is no
-    matching task.
+    """Return the task of a folder written by transformers, or by sentence-transformers for a
+    CrossEncoder; None if no task matches.
 
     Args:
+        objectives: names of the objectives that the model's class stands for.
         entries: contents of its config.json.
+        state: the model's tensors, under our names.
     """
     kinds = [task for task in TASKS.values() if task.trainable]
     known = [task for task in kinds if objectives == {task.objective}]
@@ -161,21 +163,21 @@ def task_of_transformers(
 
 
 def task_of_modules(folder: Path, *, bare: bool) -> Task | None:
-    """The task of a folder whose modules sentence-transformers lists, or of an encoder without a
-    head."""
+    """Return the task of a folder whose modules sentence-transformers lists, or of an encoder
+    without a head; None if there is none."""
     read = partial(_read, folder)
     if (folder / MODULES).is_file():
         kinds = (kind for kind in TASKS.values() if issubclass(kind, SentenceTransformer))
         return next(filter(None, (kind.from_modules(read) for kind in kinds)), None)
     if not bare:
         return None
-    # As in sentence-transformers, which makes such a folder's modules itself.
+    # As sentence-transformers does, which creates the modules of such a folder itself.
     return FeatureExtraction(options=FeatureExtraction.options(max_length=longest_of(read)))
 
 
 def listed_modules(folder: Path) -> str:
-    """The modules by which sentence-transformers computes vectors, and their settings, for
-    messages; empty if the folder lists none, or one alone, which gives none."""
+    """Describe, for messages, the modules by which sentence-transformers computes vectors, and
+    their settings; empty if the folder lists fewer than two."""
     read = partial(_read, folder)
     return described(read) if len(kinds_of(read)) > 1 else ""
 

@@ -1,4 +1,4 @@
-"""Writing and reading bundles."""
+"""Writes and reads bundles."""
 
 import os
 import shutil
@@ -97,7 +97,7 @@ class About:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """A graph to write instead of weights."""
+    """A graph to write to a bundle instead of weights."""
 
     name: str
     """One of `GRAPHS`."""
@@ -135,11 +135,11 @@ class Bundle(About):
     """Memory that its weights take at least, once they are loaded."""
 
     def examples_for(self, task: Task) -> Sequence[Any]:
-        """`examples`, if they are inputs of this task."""
+        """Return `examples` if they are inputs of this task, or else an empty sequence."""
         return self.examples if self.task is not None and task.name == self.task.name else ()
 
     def has_seen(self, task: Task, rows: Sequence[Row]) -> Bool[np.ndarray, "rows"]:
-        """Which of a task's rows are among `trained_rows`."""
+        """Return which of a task's rows are among `trained_rows`."""
         return np.isin(task.digests(rows, task.chosen), self.trained_rows)
 
 
@@ -192,7 +192,7 @@ def save_bundle(
 def _config_entries(
     model: ObjectiveModel, tokenizer: Tokenizer, task: Task | None
 ) -> dict[str, Any]:
-    """`config.json`, as transformers reads it."""
+    """Return the contents of `config.json`, as transformers reads it."""
     config = model.encoder.config
     entries = encoder_config_to_huggingface(config) | {
         "architectures": [architecture(config, model.in_transformers)],
@@ -210,7 +210,7 @@ def _config_entries(
 
 
 def _record_entries(about: About, graph: Graph | None) -> dict[str, Any]:
-    """`raybert.json` without the files."""
+    """Return the contents of `raybert.json` without the files."""
     task, runs = about.task, [] if graph is None else [run._asdict() for run in graph.executions]
     optional = {"runs": runs, "spent": about.spent, "examples": list(about.examples)}
     return {
@@ -227,7 +227,7 @@ def _write_weights(folder: Path, model: ObjectiveModel) -> None:
     whole = {
         name: tensor.detach().float().cpu()
         for name, tensor in plain_state(model).items()
-        if name.startswith(("encoder.", "objectives."))  # others are for training only
+        if name.startswith(("encoder.", "objectives."))  # other tensors are for training only
     }
     heads = {name: tensor for name, tensor in whole.items() if _is_ours(name, model)}
     state = {name: tensor for name, tensor in whole.items() if name not in heads}
@@ -242,7 +242,7 @@ def _write_weights(folder: Path, model: ObjectiveModel) -> None:
 def load_bundle(folder: str | Path) -> Bundle:
     """Read a bundle written by this project or transformers, and check every file's sha256.
 
-    Raises: FormatError if a file is missing, changed or damaged, or a newer version wrote the
+    Raises: FormatError if a file is missing, changed or damaged, or if a newer version wrote the
         bundle.
     """
     folder = Path(folder)
@@ -278,7 +278,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     else:
         task = _recorded_task(folder, record)
     if task is None:
-        # Regression and multi-label heads are also named `classifier` there.
+        # transformers also names regression and multi-label heads `classifier`.
         state = {name: value for name, value in state.items() if ".classification." not in name}
     return Bundle(
         encoder_config=config,
@@ -301,7 +301,11 @@ def load_bundle(folder: str | Path) -> Bundle:
 
 
 def _submodels(folder: Path, names: Iterable[str]) -> dict[str, Path]:
-    """The bundles in subfolders."""
+    """Return the folders of the bundles in subfolders, by name.
+
+    Args:
+        names: paths of all files of the bundle.
+    """
     paths = [PurePosixPath(name) for name in names]
     return {path.parts[0]: folder / path.parts[0] for path in paths if path.match(f"*/{RECORD}")}
 
@@ -312,7 +316,8 @@ def _trained_rows(folder: Path) -> Digests:
         if file.read(len(MAGIC_PREFIX)) != MAGIC_PREFIX:  # else it may be a zip file of arrays
             raise _no_digests(path, "another kind of file")
     try:
-        rows = np.load(path, mmap_mode="r", allow_pickle=False)  # takes no size that is not there
+        # Mapped, so that a damaged header that claims a huge size allocates nothing.
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise _no_digests(path, first_line(str(error))) from error
     if (rows.dtype, rows.ndim) != (np.uint64, 1):
@@ -328,7 +333,7 @@ def _no_digests(path: Path, got: str) -> FormatError:
 
 
 def _is_ours(name: str, model: ObjectiveModel) -> bool:
-    """Whether a tensor is in no transformers class."""
+    """Whether no transformers class has this tensor."""
     if not name.startswith("objectives."):
         return False
     _, known_as, part, *_ = name.split(".")
@@ -338,7 +343,7 @@ def _is_ours(name: str, model: ObjectiveModel) -> bool:
 
 
 def submodels_of(model: ObjectiveModel) -> list[tuple[str, str, ObjectiveModel]]:
-    """The models that objectives own: folder, prefix of the tensor names, model."""
+    """Return the models that objectives own, as (folder, prefix of the tensor names, model)."""
     return [
         (folder, f"objectives.{name}.{folder}.", submodel)
         for name, objective in model.objectives.items()
@@ -348,7 +353,7 @@ def submodels_of(model: ObjectiveModel) -> list[tuple[str, str, ObjectiveModel]]
 
 
 def _labels(model: ObjectiveModel, task: Task | None) -> list[str]:
-    """The labels that a model predicts; without a task, transformers' default names."""
+    """Return the labels that a model predicts; without a task, transformers' default names."""
     if task is not None:
         return task.labels
     heads = [getattr(objective, "head", None) for objective in model.objectives.values()]
@@ -368,7 +373,11 @@ def _check_vocabulary(
 
 
 def _check_padding(folder: Path, config: EncoderConfig, tokenizer: Tokenizer) -> None:
-    """Raises: FormatError if transformers' class counts positions by an id of another token."""
+    """Check that the config's `pad_token_id`, by which transformers counts positions, is the
+    tokenizer's.
+
+    Raises: FormatError if it is the id of another token.
+    """
     pad_token_id = config.embeddings.pad_token_id
     if config.embeddings.position_offset and tokenizer.pad_id != pad_token_id:
         raise FormatError(
@@ -381,7 +390,8 @@ def _check_padding(folder: Path, config: EncoderConfig, tokenizer: Tokenizer) ->
 def _task_of_settings(
     folder: Path, config: EncoderConfig, entries: dict[str, Any], state: dict[str, Tensor]
 ) -> tuple[Task | None, str]:
-    """The task of a model of transformers or sentence-transformers; `Bundle.unread_modules`."""
+    """Return the task of a model of transformers or sentence-transformers, and
+    `Bundle.unread_modules`."""
     name = class_name(entries)
     bare = name == f"{LAYOUTS[config.family].title}Model"
     try:
@@ -389,7 +399,7 @@ def _task_of_settings(
             return task, ""
         unread = listed_modules(folder)
         return task_of_transformers(folder, objectives_of(config, name), entries, state), unread
-    except (ConfigError, InputError) as error:  # of options, out of their range
+    except (ConfigError, InputError) as error:  # options out of range
         raise FormatError(f"{folder}: {error}: correct it in the model's settings") from error
 
 
@@ -411,7 +421,7 @@ def _recorded_task(folder: Path, record: Record) -> Task | None:
 
 
 def _sync(folder: Path) -> None:
-    """Flush a folder's files to disk, so that the rename never exposes empty ones."""
+    """Flush a folder's files to disk, so that a rename never exposes empty files."""
     for name in names_in(folder):
         with open(folder / name, "rb") as file:
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""A bundle's files: their names, JSON and sha256."""
+"""The files of a bundle: their names, JSON and sha256."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,13 +40,13 @@ those take their ranges from each batch."""
 
 
 def names_in(folder: Path) -> list[str]:
-    """The files of a bundle as relative paths, sorted."""
+    """Return the files of a bundle as relative paths, sorted."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
 def read_json(path: Path, hint: Any = dict[str, Any]) -> Any:
-    """The JSON value of a file, of the declared type. Raises: FormatError."""
+    """Return the JSON value of a file, as the type `hint`. Raises: FormatError."""
     try:
         file = file_in(path.parent, path.name)
         check_size(file.stat().st_size, str(path))
@@ -60,9 +60,9 @@ def read_json(path: Path, hint: Any = dict[str, Any]) -> Any:
 
 
 def named_labels(entries: Mapping[str, Any], where: str) -> dict[int, str]:
-    """The labels that a `config.json` names, by their index, ascending; empty if it names none.
+    """Return the labels that a `config.json` names, by index, ascending; empty if it names none.
 
-    Raises: FormatError if they are not names by whole numbers.
+    Raises: FormatError if it does not map whole numbers to names.
     """
     listed = as_type(
         dict[str, str | int | float | bool] | None,
@@ -80,16 +80,16 @@ def named_labels(entries: Mapping[str, Any], where: str) -> dict[int, str]:
 
 
 def recorded_files(entries: Mapping[str, Any]) -> dict[str, str]:
-    """The sha256 of the files that a record names, by their names.
+    """Return the sha256 of each file that a record names, by file name.
 
-    Raises: FormatError if it names them otherwise, or one outside the folder.
+    Raises: FormatError if it lists them in another form, or names a file outside the folder.
     """
     listed: dict[str, str] = as_type(dict[str, str], entries.get("files", {}), RECORD, key="files")
     return {check_name(name, RECORD): sha256 for name, sha256 in listed.items()}
 
 
 def label_entries(labels: Sequence[str]) -> dict[str, Any]:
-    """The entries of `config.json` that name the labels."""
+    """Return the entries of `config.json` that name the labels."""
     return {
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
@@ -97,12 +97,14 @@ def label_entries(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def sha256s_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The sha256 of files in a folder. Raises: FormatError if one is missing, or not in it."""
+    """Return the sha256 of each of these files in a folder. Raises: FormatError if one is missing
+    or outside the folder."""
     return {name: files.sha256_of(str(path_of(folder, name))) for name in names}
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """`file_in`, of a file that a bundle needs. Raises: FormatError also if it is missing."""
+    """Return the path of a file that a bundle needs, like `file_in`. Raises: FormatError also if it
+    is missing."""
     try:
         return file_in(folder, name)
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Which files of a repository make a bundle, decided before any of them is fetched.
+"""Decides which files of a repository make a bundle, before any of them is fetched.
 
 Repositories on the Hugging Face hub hold the same weights several times, for other libraries too;
 `bert_core.bundle.format` reads one copy.
@@ -18,7 +18,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "adde
 """The files that `Tokenizer.load` reads."""
 # Without a family a config counts as BERT's, as in the oldest checkpoints, if it has these.
 _SIZES = {"hidden_size", "num_hidden_layers", "vocab_size"}
-# Other libraries' models, by a file that only they have.
+# Models of other libraries, recognized by a file that only they have.
 _OTHERS = {
     "model_index.json": "a pipeline of diffusers",
     "adapter_config.json": "an adapter, without the model that it adapts,",
@@ -30,17 +30,18 @@ _OTHERS = {
 def needed_files(
     names: Collection[str], read: Callable[[str], Mapping[str, Any]] = lambda name: {}
 ) -> list[str]:
-    """The files of a bundle among those of a repository, sorted.
+    """Return the files of a bundle among those of a repository, sorted.
 
-    Of a bundle of ours, those in its record. Of a folder written by transformers or
-    sentence-transformers, the ones that a `Bundle` is read from, with the weights in the first form
-    of `WEIGHT_FORMS`. So a clone of the whole repository is a bundle with the same digest.
+    For a bundle of ours, these are the files in its record. For a folder written by transformers or
+    sentence-transformers, they are the files that a `Bundle` is read from, with the weights in the
+    first available form of `WEIGHT_FORMS`. So a clone of the whole repository is a bundle with the
+    same digest.
 
     Args:
         names: relative paths of all files.
-        read: the JSON object in one of the files; called only for the record or an index of
+        read: returns the JSON object in one of the files; called only for the record or an index of
             weights.
-    Raises: FormatError if there are no weights or no vocabulary in a form that is read.
+    Raises: FormatError if no weights or no vocabulary have a supported format.
     """
     if RECORD in names:
         recorded = {RECORD, *recorded_files(read(RECORD))}
@@ -56,9 +57,9 @@ def needed_files(
 
 
 def needed_of_tokenizer(names: Collection[str]) -> list[str]:
-    """The files of a tokenizer among those of a repository, sorted.
+    """Return the files of a tokenizer among those of a repository, sorted.
 
-    Raises: FormatError if it has no vocabulary in a form that is read.
+    Raises: FormatError if no vocabulary has a supported format.
     """
     if not {"tokenizer.json", "vocab.txt"} & set(names):
         present = [name for name in OTHER_FILES if name in names] or ["neither"]
@@ -71,11 +72,12 @@ def needed_of_tokenizer(names: Collection[str]) -> list[str]:
 
 
 def check_family(names: Collection[str], entries: Mapping[str, Any] | None) -> None:
-    """Raises: FormatError if a repository's model is not an encoder of a family that is read, with
-    what it is instead.
+    """Check that a repository's model is an encoder of a supported family.
 
     Args:
+        names: the repository's files.
         entries: of its `config.json`; None if it has none.
+    Raises: FormatError, which says what the model is instead.
     """
     known = f"an encoder of the families {', '.join(LAYOUTS)}"
     if entries is None:
@@ -93,8 +95,10 @@ def check_family(names: Collection[str], entries: Mapping[str, Any] | None) -> N
 
 
 def _to_convert(names: Collection[str]) -> str:
-    """How to convert weights of other libraries. Source: transformers 4.46.3 converts them with
-    their head, by the class that the config names; 5.23 reads neither, and AutoModel has no head.
+    """Say how to convert weights of other libraries.
+
+    Source: transformers 4.46.3 converts them with their head, by the class that the config names;
+        5.23 reads neither, and AutoModel has no head.
     """
     option = next(
         (option for ending, option in _READ_BY_4.items() if any(n.endswith(ending) for n in names)),
@@ -113,7 +117,7 @@ _READ_BY_4 = {".msgpack": "from_flax", ".h5": "from_tf"}
 
 
 def _alike(names: Collection[str]) -> str:
-    """The files that hold weights for other libraries."""
+    """List the first few files that hold weights for other libraries, or `none`."""
     endings = (".h5", ".msgpack", ".onnx", ".ot", ".gguf", ".bin", ".safetensors", ".pt", ".ckpt")
     others = sorted(name for name in names if name.endswith(endings))
     return ", ".join(others[:3]) or "none"

@@ -1,6 +1,6 @@
-"""Whether a bundle's weights find room in memory, by the sizes that their files state.
+"""Checks whether a bundle's weights fit in memory, by the sizes that their files state.
 
-What does not fit ends the process that loads it, and every process that is started in its place.
+Loading weights that do not fit kills the process, and every process that is started to replace it.
 """
 
 import re
@@ -20,18 +20,18 @@ FLOATING = re.compile("B?F[0-9]")
 SINGLE_BYTES = 4
 """Size of a number in fp32, to which every floating-point weight is converted."""
 _LIMITED = {
-    # Version of control groups: limit, use, and what of it the kernel can drop.
+    # By version of control groups: limit, use, and the part of the use that the kernel can drop.
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
 
 
 def check_memory(needed: int, available: int | None, where: str) -> None:
-    """Check that something can be loaded, before anything of its size is.
+    """Check that something fits in memory, before anything of its size is loaded.
 
     Args:
         needed: bytes that it takes at least.
-        available: bytes that there are; None for not known.
+        available: bytes that are available; None if not known.
         where: what it is, for the message.
     Raises: ResourceError if it needs more.
     """
@@ -44,7 +44,8 @@ def check_memory(needed: int, available: int | None, where: str) -> None:
 
 
 def needed_bytes(files: Iterable[Path]) -> int:
-    """Bytes of memory that these files' tensors take at least once they are loaded.
+    """Return the least number of bytes of memory that these files' tensors take once they are
+    loaded.
 
     Raises: FormatError or SafetensorError if a safetensors file is damaged.
     """
@@ -55,7 +56,8 @@ def needed_bytes(files: Iterable[Path]) -> int:
 
 
 def check_header(path: Path) -> None:
-    """Raises: FormatError if a safetensors file's header is larger than `MOST_HEADER_BYTES`."""
+    """Check the size of a safetensors file's header. Raises: FormatError above
+    `MOST_HEADER_BYTES`."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
     if MOST_HEADER_BYTES < header_bytes < path.stat().st_size:
@@ -77,12 +79,14 @@ def _tensor_bytes(path: Path) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes of memory that this process can still get: the least that its machine and the control
-    groups around it have left, with swap, and with what the kernel keeps of files.
+    """Return the bytes of memory that this process can still get, with swap and with the kernel's
+    file cache.
+
+    This is the minimum of what is left on the machine and in each control group around the process.
 
     Args:
         root: where /proc and /sys are.
-    Returns: None where the system does not say, as outside Linux.
+    Returns: None if the system does not say, as outside Linux.
     """
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
@@ -100,7 +104,7 @@ def _kib(entry: str) -> int:
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:
-    """Bytes left below the limit of every control group around this process."""
+    """Yield the bytes left below the limit of each control group around this process."""
     lines: list[str] = []
     with suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -110,10 +114,10 @@ def _left_in_groups(root: Path) -> Iterator[int]:
             continue
         version = 1 if controllers else 2
         mounted = root / "sys/fs/cgroup" / ("memory" if version == 1 else "")
-        # A container sees its own group as the root, whatever its path is outside.
+        # A container sees its own group as the root, whatever the group's path outside.
         inside = PurePosixPath(path.lstrip("/"))
         for group in (inside, *inside.parents):
-            with suppress(OSError, ValueError, LookupError):  # not there, or "max"
+            with suppress(OSError, ValueError, LookupError):  # missing, or "max"
                 yield _left(mounted / group, version)
 
 

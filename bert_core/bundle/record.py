@@ -1,4 +1,5 @@
-"""`raybert.json`: what a bundle answers besides its weights, and the sha256 of its files."""
+"""`raybert.json`: what a bundle's answers depend on besides its weights, and the sha256 of its
+files."""
 
 import hashlib
 import json
@@ -58,15 +59,15 @@ class Record:
 
     @property
     def executions(self) -> tuple[Execution, ...]:
-        """How its graph may be run."""
+        """Return how the bundle's graph may be run."""
         return tuple(Execution(run.engine, run.precision) for run in self.runs)
 
 
 def read_record(folder: Path) -> Record | None:
-    """A folder's record; None if it has none, as one that transformers wrote.
+    """Return a folder's record; None if it has none, as in a folder that transformers wrote.
 
-    Raises: FormatError if it is damaged, was edited where it decides what the bundle answers, or
-        newer code wrote it.
+    Raises: FormatError if it is damaged, was edited in an entry that decides what the bundle
+        answers, or was written by newer code.
     """
     if not has_file(folder, RECORD):
         return None
@@ -102,7 +103,8 @@ def _typed(folder: Path, entries: Mapping[str, Any]) -> Record:
 
 
 def recorded_digest(entries: Mapping[str, Any]) -> str:
-    """The digest of a bundle with this record: of its files and, since version 2, of `ANSWERS`."""
+    """Return the digest of a bundle with this record: over its files and, since version 2,
+    `ANSWERS`."""
     sha256s = dict(entries["files"])
     if entries["format_version"] > 1:
         answers = {name: entries.get(name) for name in ANSWERS}
@@ -115,7 +117,7 @@ def write_record(folder: Path, entries: Mapping[str, Any], names: Iterable[str])
     """Write the record of the files in a folder.
 
     Args:
-        entries: those of `Record` without `format_version`, `digest` and `files`.
+        entries: the fields of `Record` without `format_version`, `digest` and `files`.
         names: the files.
     """
     record = {"format_version": FORMAT_VERSION, "digest": "", **entries}
@@ -125,7 +127,7 @@ def write_record(folder: Path, entries: Mapping[str, Any], names: Iterable[str])
 
 
 def verified(folder: Path) -> tuple[Record | None, dict[str, str], str]:
-    """The record of a bundle, the sha256 of its files, which fit the record, and its digest.
+    """Check a bundle's files; return its record, the sha256 of each file, and the bundle's digest.
 
     Raises: FormatError if a file is missing or changed, or leads out of the folder.
     """
@@ -152,10 +154,10 @@ def verified(folder: Path) -> tuple[Record | None, dict[str, str], str]:
 
 
 def renew(folder: str | Path) -> str:
-    """Make a bundle that was edited, or that an older version wrote, one of this version.
+    """Make a bundle valid again that was edited, and update one that an older version wrote.
 
-    Its record takes the files as they are now. Labels that were edited in the record or in
-    `config.json` go into the other. Returns: its new digest.
+    Its record is rewritten for the files as they are now. Labels that were edited in the record or
+    in `config.json` are copied to the other. Returns: its new digest.
     Raises: FormatError if it has no record, a file is missing, or the labels were edited in both.
     """
     folder = Path(folder)
@@ -180,7 +182,7 @@ def renew(folder: str | Path) -> str:
 
 
 def bundle_digest(folder: str | Path) -> str:
-    """`Bundle.digest` without loading the model; checks every file like `load_bundle`.
+    """Return `Bundle.digest` without loading the model; checks every file like `load_bundle`.
 
     Raises: FormatError if a file is missing or changed.
     """
@@ -188,7 +190,7 @@ def bundle_digest(folder: str | Path) -> str:
 
 
 def bundle_files(folder: str | Path) -> list[str]:
-    """The files that make a bundle, without others that lie in its folder; sorted paths.
+    """Return the files that make up a bundle, as sorted paths, ignoring others in its folder.
 
     Raises: FormatError if one is missing or changed.
     """

@@ -1,4 +1,4 @@
-"""Loading a bundle's weights into a model."""
+"""Loads a bundle's weights into a model."""
 
 from collections.abc import Sequence
 
@@ -19,14 +19,15 @@ def build_model(
     task: Task | None = None,
     require_heads: bool = False,
 ) -> ObjectiveModel:
-    """A model with the bundle's weights and these objectives.
+    """Return a model with the bundle's weights and these objectives.
 
     The whole encoder comes from the bundle. A head, or the pooler, keeps its initial weights if the
     bundle lacks it or has it in another shape (another number of labels), unless `require_heads`.
 
     Args:
-        task: what the model is to learn; if rows name its labels, a head for others, or for the
-            same ones in another order, counts as missing.
+        task: what the model is to learn; if its labels come from rows, the bundle's head counts as
+            missing if it was trained for other labels, or for the same labels in another order.
+        require_heads: raise instead of keeping initial weights.
     Raises: FormatError if the bundle has a graph instead of weights, the encoder's weights do not
         fit its config, or a required head is missing.
     """
@@ -49,7 +50,7 @@ def build_model(
 
 
 def require_weights(bundle: Bundle) -> Bundle:
-    """The bundle itself. Raises: FormatError if it has a graph instead of weights."""
+    """Return the bundle itself. Raises: FormatError if it has a graph instead of weights."""
     if bundle.graph is not None:
         raise FormatError(
             f"wanted a bundle with {WEIGHTS}, got an exported one with {bundle.graph} "
@@ -59,13 +60,13 @@ def require_weights(bundle: Bundle) -> Bundle:
 
 
 def fresh_parts(bundle: Bundle, model: ObjectiveModel) -> set[str]:
-    """The parts of a model that a bundle has no weights for: objectives by name, `pooler`,
+    """Return the parts of a model that a bundle has no weights for: objectives by name, `pooler`,
     `encoder`."""
     return {_part(name) for name in _unfit(plain_state(model), _stored(bundle, model))}
 
 
 def _stored(bundle: Bundle, model: ObjectiveModel) -> dict[str, Tensor]:
-    """A bundle's tensors by their names in a model, submodels included."""
+    """Return a bundle's tensors by their names in a model, submodels included."""
     tensors = dict(bundle.state)
     for folder, prefix, _ in submodels_of(model):
         if folder in bundle.submodels:
@@ -75,7 +76,7 @@ def _stored(bundle: Bundle, model: ObjectiveModel) -> dict[str, Tensor]:
 
 
 def _unfit(needed: dict[str, Tensor], stored: dict[str, Tensor]) -> list[str]:
-    """The tensors that are missing, or have another shape."""
+    """Return the names of the tensors that are missing or have another shape."""
     return [
         name
         for name, tensor in needed.items()
@@ -84,8 +85,8 @@ def _unfit(needed: dict[str, Tensor], stored: dict[str, Tensor]) -> list[str]:
 
 
 def _part(name: str) -> str:
-    """The part that a tensor belongs to, loaded as a whole or not at all: encoder, pooler or a
-    head."""
+    """Return the part that a tensor belongs to, which is loaded as a whole or not at all: encoder,
+    pooler or a head."""
     if name.startswith("encoder.pooler."):
         return "pooler"
     return "encoder" if name.startswith("encoder.") else name.split(".")[1]

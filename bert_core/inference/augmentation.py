@@ -1,5 +1,5 @@
-"""Copies of rows with some words replaced, as more text to distill on (TinyBERT, Jiao et al. 2019,
-algorithm 1)."""
+"""Copies of rows with some words replaced, as additional text for distillation (TinyBERT, Jiao et
+al. 2019, algorithm 1)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,10 +46,11 @@ def augmented(
     share: float,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """`copies` variants of each row, in order; labels and other fields are kept.
+    """Return `copies` variants of each row, in order; labels and other fields are kept.
 
     Args:
-        fields: those that hold text; all of them are varied.
+        fields: the fields that hold text; all of them are varied.
+        source: suggests replacements for words.
         share: probability that a word is replaced; its candidates are equally likely.
     """
     words: dict[str, dict[int, list[Word]]] = {}
@@ -71,7 +72,11 @@ def augmented(
 
 
 def varied(text: str, words: Sequence[Word], share: float, rng: np.random.Generator) -> str:
-    """The text with some of `words`, which are in order, replaced."""
+    """Return the text with a random choice of `words` replaced; `words` are in order of position.
+
+    Args:
+        share: probability that a word is replaced.
+    """
     parts, end = [], 0
     for word in words:
         if word.candidates and rng.random() < share:
@@ -83,14 +88,18 @@ def varied(text: str, words: Sequence[Word], share: float, rng: np.random.Genera
 class Candidates:
     """Replacements for words, as a bundle suggests them: words of its vocabulary.
 
-    A word of a single piece gets the model's most probable fillings of a mask in its place. A word
-    of several pieces, or any word if the model does not fill masks, gets the words whose embeddings
-    are nearest, by cosine, to the mean of its pieces' embeddings. The paper uses GloVe for those.
+    A word of a single piece is masked, and its candidates are the model's most probable predictions
+    for the mask. A word of several pieces, or any word if the model does not fill masks, gets the
+    words whose embeddings are nearest, by cosine, to the mean of its pieces' embeddings. For those
+    words, the paper uses GloVe.
     """
 
     def __init__(self, folder: str | Path, *, count: int, fill_masks: bool) -> None:
-        """Args:
+        """Load the bundle in `folder`.
+
+        Args:
             count: candidates per word.
+            fill_masks: whether the model predicts the candidates of words of a single piece.
         Raises: FormatError if `fill_masks` is set and the bundle cannot fill masks.
         """
         self._count = count
@@ -103,7 +112,8 @@ class Candidates:
         self._near: dict[tuple[int, ...], tuple[str, ...]] = {}
 
     def words(self, texts: Sequence[str]) -> list[list[Word]]:
-        """The words of each text that consist of letters only, in order, with their candidates."""
+        """Return the words of each text that consist of letters only, in order, with their
+        candidates."""
         pieces = pieces_of(self._tokenizer, texts)
         words = [list(_words(*pair)) for pair in zip(texts, pieces, strict=True)]
         behind_masks = self._behind_masks(pieces, words)
@@ -130,7 +140,8 @@ class Candidates:
     def _behind_masks(
         self, pieces: Sequence[Pieces], words: Sequence[Sequence[Word]]
     ) -> Mapping[tuple[int, tuple[int, ...]], tuple[str, ...]]:
-        """Candidates for words of a single piece, by text and pieces, within the model's length."""
+        """Predict the candidates of words of a single piece that are within the model's length, by
+        text and pieces."""
         if self._predictor is None:
             return {}
         room = self._predictor.max_length - 2
@@ -162,7 +173,7 @@ class Candidates:
         )
 
     def _look_up(self, words: set[tuple[int, ...]]) -> None:
-        """Find the nearest words of those that are not known yet."""
+        """Find the nearest words of those not looked up before, and add them to `_near`."""
         unknown = sorted(words - self._near.keys())
         for start in range(0, len(unknown), AT_ONCE):
             batch = unknown[start : start + AT_ONCE]
@@ -182,7 +193,8 @@ class Candidates:
 
 
 def _surfaces(tokenizer: Tokenizer, size: int) -> list[str]:
-    """The text of each token of a vocabulary; empty for special ones and parts of words."""
+    """Return the text of each token of a vocabulary; empty for special tokens and for parts of
+    words."""
     special, begins = set(tokenizer.special_ids.tolist()), tokenizer.begins_word
     return [
         tokenizer.inner.decode([index]).strip()
@@ -193,7 +205,7 @@ def _surfaces(tokenizer: Tokenizer, size: int) -> list[str]:
 
 
 def _words(text: str, pieces: Pieces) -> Iterator[Word]:
-    """The words of a text that consist of letters only."""
+    """Yield the words of a text that consist of letters only."""
     for word in np.unique(pieces.words[pieces.words >= 0]):
         positions = np.flatnonzero(pieces.words == word)
         start, end = pieces.offsets[positions[0], 0], pieces.offsets[positions[-1], 1]

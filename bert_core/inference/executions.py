@@ -1,4 +1,4 @@
-"""Which engine computes a bundle's scores, and at which precision."""
+"""Decides which engine computes a bundle's scores, and at which precision."""
 
 import time
 from collections.abc import Sequence
@@ -23,10 +23,13 @@ FULL_TOKENS = 2048
 def possible_executions(
     bundle: Bundle, where: Path | str, engine: str, precision: str | None
 ) -> list[Execution]:
-    """How a bundle may be run here by `engine`, `auto` meaning any, at `precision`, None meaning
-    any that a graph may be run at, and fp32 for weights. Preferred ones first.
+    """Return the ways in which a bundle may be run here, preferred ones first.
 
-    Raises: ConfigError if it may not, or not here.
+    Args:
+        where: the bundle, for messages.
+        engine: the engine to use; `auto` allows any.
+        precision: the precision to use; None allows any of a graph's, and fp32 for weights.
+    Raises: ConfigError if the bundle may not be run so.
     """
     if bundle.graph is None:
         possible = [Execution("torch", "fp32"), Execution("torch", "bf16")]
@@ -46,12 +49,12 @@ def possible_executions(
             f"holds {held}, got {setting}: {way_out}"
         )
     installed = [way for way in chosen if way.engine not in ENGINES or is_installed(way.engine)]
-    return installed or chosen  # of those, loading one says what is missing
+    return installed or chosen  # loading one of `chosen` says what is missing
 
 
 def seconds_per_token(backend: Backend, windows: Sequence[Window], pad_id: int) -> float:
-    """How long a backend takes for a token in full batches, which decide what load a server
-    can take; of a single text, the engines' times differ by a millisecond."""
+    """Return how long a backend takes per token in full batches, which decide what load a server
+    can take; for a single text, the engines differ by only a millisecond."""
     tokens = sum(window.tokens for window in windows)
     batch = list(windows) * max(1, FULL_TOKENS // tokens)
     times = []

@@ -1,4 +1,4 @@
-"""A model as an ONNX graph, for the `engines` and other tools that read the format.
+"""Exports a model as an ONNX graph, for the `engines` and other tools that read the format.
 
 Inputs, outputs and files are named as in Hugging Face's optimum.
 """
@@ -38,7 +38,7 @@ EXAMPLE = (2, 8)
 
 
 class Graph(nn.Module):
-    """The computation of a graph: padded rows to the scores of every token, or of every row."""
+    """The computation to export: from padded rows to the scores of every token, or of every row."""
 
     def __init__(self, model: ObjectiveModel) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def export_graph(
             `<name>_data`.
         calibration: windows that decide the ranges of 8-bit products, and the id of padding; None
             keeps fp32.
-    Raises: FormatError if the model's computation has no graph; ResourceError if a package is
+    Raises: FormatError if the model's computation cannot be exported; ResourceError if a package is
         missing.
     """
     check_installed(EXPORTING, "an export to ONNX")
@@ -101,7 +101,7 @@ def export_graph(
 
 
 def _feeds(graph: Graph, windows: Sequence[Window], pad_id: int) -> Iterator[Feed]:
-    """The graph's inputs for windows, batch by batch."""
+    """Yield the graph's inputs for windows, batch by batch."""
     for group in groups_of_width(windows, TOKENS_PER_THREAD):
         batch = collate([windows[place] for place in group], pad_id)
         batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
@@ -110,7 +110,7 @@ def _feeds(graph: Graph, windows: Sequence[Window], pad_id: int) -> Iterator[Fee
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what torch and onnxruntime log for their own developers."""
+    """Silence warnings and logs that torch and onnxruntime write for their own developers."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -141,8 +141,11 @@ def _traced(graph: Graph) -> "ModelProto":
 
 
 def _without_remarks(proto: "ModelProto") -> "ModelProto":
-    """The graph without what the exporter remarks on each node: the lines of Python that it is
-    from, with their paths on this machine, so that its bytes would depend on where raybert is."""
+    """Return the graph without the metadata that the exporter adds to each node.
+
+    That is the Python lines that the node comes from, with their paths on this machine, so the
+    file's bytes would depend on where raybert is installed.
+    """
     for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
         for node in nodes:
             node.ClearField("metadata_props")
@@ -157,9 +160,9 @@ def _without_remarks(proto: "ModelProto") -> "ModelProto":
 
 
 def largest_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
-    """The largest difference between two lists of scores; relative for scores above 1.
+    """Return the largest difference between two lists of scores; relative for scores above 1.
 
-    Raises: FormatError if one has scores where the other has none.
+    Raises: FormatError if the shapes differ, or if one is finite where the other is not.
     """
     most = 0.0
     for a, b in zip(ours, theirs, strict=True):

@@ -1,7 +1,8 @@
-"""Inside a model: how tokens attend to each other, and how a word's vector depends on its sentence.
+"""Shows the inside of a model: how tokens attend to each other, and how a word's vector depends on
+its sentence.
 
-Everything is read from one forward pass of one row. What heads answer is left to `predictor`, how
-it is shown to the caller.
+Everything is read from one forward pass of a single row. What heads answer is left to `predictor`,
+how it is displayed to the caller.
 """
 
 import re
@@ -35,7 +36,7 @@ class Attention:
     """The share of a token's attention that goes to each token: rows sum to 1."""
 
     def habits(self) -> dict[str, Float[np.ndarray, "layers heads"]]:
-        """The share of each head's attention by where it goes, averaged over tokens.
+        """Return where each head's attention goes, as shares averaged over tokens.
 
         Source: Clark et al. 2019, sections 3.1 and 3.2, who find heads that do little else.
         """
@@ -73,10 +74,10 @@ class WordUses:
 def attention(
     model: ObjectiveModel, tokenizer: Tokenizer, text: str, text_pair: str | None = None
 ) -> Attention:
-    """How every layer and head of a model spreads attention over a text, or a pair of texts.
+    """Return how every layer and head of a model spreads attention over a text, or a pair of texts.
 
     Args:
-        model: in evaluation mode, or dropout is applied.
+        model: in evaluation mode; otherwise dropout is applied.
     Raises: InputError if the text is longer than the model's positions.
     """
     first, second = ids_of(tokenizer, [text, text_pair or ""])
@@ -91,12 +92,13 @@ def attention(
 def word_uses(
     model: ObjectiveModel, tokenizer: Tokenizer, word: str, sentences: list[str]
 ) -> WordUses:
-    """The vectors of a word in each sentence, one for every occurrence.
+    """Return the vectors of a word in each sentence, one for every occurrence.
 
     Only whole words count: as the tokenizer splits the sentence, or by the characters around them.
     Case is ignored.
+
     Args:
-        model: in evaluation mode, or dropout is applied.
+        model: in evaluation mode; otherwise dropout is applied.
     Raises: InputError if a sentence lacks the word or is longer than the model's positions.
     """
     if not word.strip():
@@ -116,18 +118,19 @@ def word_uses(
         layers = torch.stack(encoded.layers).float().cpu().numpy()  # (depths, S, hidden)
         for start, end, positions in places:
             uses.append(Use(sentence, start, end, _shown(tokenizer, pieces.ids[positions])))
-            vectors.append(layers[:, 1 + positions].mean(1))  # [CLS] is before them
+            vectors.append(layers[:, 1 + positions].mean(1))  # 1 for [CLS], which comes first
     return WordUses(uses, np.stack(vectors, axis=1))
 
 
 def cosines(vectors: Float[np.ndarray, "*more rows size"]) -> Float[np.ndarray, "*more rows rows"]:
-    """The cosine of every vector with every other."""
+    """Return the cosine of every vector with every other."""
     scaled = unit(vectors)
     return scaled @ scaled.swapaxes(-1, -2)
 
 
 def _places(word: str, sentence: str, pieces: Pieces) -> list[tuple[int, int, np.ndarray]]:
-    """First character, the one after the last, and the pieces of a word at each occurrence."""
+    """Return, for each occurrence of a word, its first character, the character after its last, and
+    its pieces."""
     first, end = pieces.offsets.T
     places = []
     for match in re.finditer(re.escape(word), sentence, re.IGNORECASE):
@@ -145,7 +148,8 @@ def _places(word: str, sentence: str, pieces: Pieces) -> list[tuple[int, int, np
 
 
 def _encoded(model: ObjectiveModel, ids: Ids, segment_b_start: int, where: str) -> Encoded:
-    """One row through the encoder, without padding, with all layers and attention scores."""
+    """Run a single row through the encoder, without padding, keeping all layers and attention
+    scores."""
     most = model.encoder.config.max_length
     if len(ids) > most:
         raise InputError(
@@ -160,7 +164,7 @@ def _encoded(model: ObjectiveModel, ids: Ids, segment_b_start: int, where: str) 
 
 
 def _shown(tokenizer: Tokenizer, ids: Ids) -> list[str]:
-    """Tokens as a reader expects them: those of byte-level BPE decoded to characters."""
+    """Return tokens as a reader expects them: those of byte-level BPE decoded to characters."""
     tokens = [tokenizer.vocabulary[index] for index in ids.tolist()]
     if tokenizer.kind != "bpe":
         return tokens

@@ -1,4 +1,5 @@
-"""Inputs in, answers out: called by evaluation, batch prediction, the registry and the server."""
+"""Answers inputs with a model: used by evaluation, batch prediction, the registry and the
+server."""
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,11 +34,12 @@ from bert_core.tasks.shapes import Row, as_row
 
 
 class Predictor:
-    """A bundle that answers: with torch if it holds weights, with one of `ENGINES` if a graph.
+    """A bundle that answers inputs: with torch if it holds weights, with one of `ENGINES` if it
+    holds a graph.
 
     With torch in fp32 on a CPU, an answer is the same to the bit whatever else is in its batch
-    (`determinism` says on which CPUs); with a graph, unless `Bundle.ranges_of_batch`, too. Safe to
-    call from several threads at once.
+    (`determinism` says on which CPUs); so it is with a graph, unless `Bundle.ranges_of_batch`. Safe
+    to call from several threads at once.
     """
 
     def __init__(
@@ -60,24 +62,24 @@ class Predictor:
             task: name in `TASKS` of a task that shares the head of the bundle's own, whose head
                 pretraining has trained, or that needs none; None takes the bundle's own task, or
                 `fill-mask` if it was only pretrained.
-            options: by name, for a task that is not trained or has no head; others keep those that
-                they were trained with.
+            options: values by name, for a task that is not trained or has no head; options left out
+                keep the values that the task was trained with.
             precision: of matrix products: fp32 or bf16 with torch; with a graph, one of those in
                 `Bundle.executions`. None takes fp32 for weights, and any of a graph's.
-            backend: `torch` or one of `ENGINES`. None takes the one by which the bundle's metrics
-                were measured, if it is installed; `auto` measures all that may run the bundle, on
-                the task's examples, and takes the fastest.
+            backend: `torch` or one of `ENGINES`. None takes the backend with which the bundle's
+                metrics were measured, if it is installed; `auto` measures all that may run the
+                bundle, on the task's examples, and takes the fastest.
             prefer: what `auto` takes without measuring, if it may run the bundle; if it may not,
                 what None takes.
             device: torch's name; None takes the GPU if there is one, except for a graph.
             threads: CPU threads, of the whole process for torch, which has one pool, or of the
                 graph; None leaves them unchanged.
-        Raises: FormatError if the bundle is damaged or was not trained for the task; ConfigError
-            if the options are invalid, or a graph is to run on a GPU; ResourceError if a package
-            that it needs is not installed.
+        Raises: FormatError if the bundle is damaged or was not trained for the task; ConfigError if
+            the options are invalid, or a graph is to run on a GPU; ResourceError if a package that
+            it needs is not installed.
         """
         if not isinstance(folder, Bundle):
-            # The output of a stage stands for its bundle, as in every command.
+            # The output of a stage may be given for its bundle, as in every command.
             folder = (
                 not is_uri(str(folder)) and folder_with(str(folder), CONFIG, RECORD)
             ) or folder
@@ -108,19 +110,21 @@ class Predictor:
 
     @property
     def execution(self) -> Execution:
-        """The engine and the precision of its scores."""
+        """Return the engine and the precision that compute its scores."""
         return Execution(self.backend.engine, self.backend.precision)
 
     @property
     def examples(self) -> Sequence[Any]:
-        """Inputs that show what it reads: the bundle's own, or else the task's."""
+        """Return example inputs: the bundle's own, or else the task's."""
         return self.bundle.examples_for(self.task) or self.task.examples
 
     def _fastest(
         self, bundle: Bundle, executions: Sequence[Execution], build: Callable[[Execution], Backend]
     ) -> Backend:
-        """The fastest of those that this machine can run, on the task's examples.
+        """Return the fastest backend that this machine can run, measured on the task's examples.
 
+        Args:
+            build: creates the backend of an execution.
         Raises: ResourceError if it can run none.
         """
         rows, tokenizer = self.rows(self.task.examples), bundle.tokenizer
@@ -138,7 +142,7 @@ class Predictor:
 
     @cached_property
     def also(self) -> dict[str, "Predictor"]:
-        """Predictors for the other tasks that the same head answers, by task.
+        """Return predictors for the other tasks that the same head answers, by task.
 
         They share the backend, so that windows of all of them may pass through it together.
         """
@@ -152,18 +156,18 @@ class Predictor:
         """Answer each input, in order.
 
         Args:
-            inputs: a list of the task's `inputs`: objects, or plain texts if a text is all that it
-                needs.
+            inputs: a list of the task's `inputs`: objects, or plain texts if the task needs only a
+                text.
             parameters: an instance of `task.parameters`; None takes the defaults.
-        Raises: InputError if `inputs` is not a list of at least one such input, or one is longer
-            than `max_length` tokens and is not to be cut.
+        Raises: InputError if `inputs` is not a list of at least one such input, or if one is longer
+            than `max_length` tokens and is not to be truncated.
         """
         rows = self.rows(inputs)
         windows = self.encode(rows, parameters)
         return self.decode(rows, windows, self.forward(windows), parameters)
 
     def rows(self, inputs: Any) -> list[Row]:
-        """Each input as the task's row. Raises: InputError, as `predict` does."""
+        """Return each input as a row of the task. Raises: InputError, as `predict` does."""
         if not isinstance(inputs, list | tuple) or not inputs:
             is_list = isinstance(inputs, list | tuple)
             got = "an empty list" if is_list else type(inputs).__name__
@@ -172,7 +176,7 @@ class Predictor:
         return [as_row(shape, each, f"inputs[{place}]") for place, each in enumerate(inputs)]
 
     def encode(self, rows: Sequence[Row], parameters: Parameters | None = None) -> list[Window]:
-        """The windows of rows. Raises: InputError, as `predict` does."""
+        """Return the windows of the rows. Raises: InputError, as `predict` does."""
         parameters = parameters or self.task.parameters()
         windows = self.task.encode(
             rows, self.bundle.tokenizer, self.max_length, parameters=parameters
@@ -182,7 +186,7 @@ class Predictor:
         return windows
 
     def forward(self, windows: Sequence[Window]) -> list[np.ndarray]:
-        """Scores of each window before softmax, fp32."""
+        """Return the scores of each window before softmax, fp32."""
         return self.backend.scores(windows, self.bundle.tokenizer.pad_id)
 
     def decode(
@@ -192,7 +196,7 @@ class Predictor:
         scores: Sequence[np.ndarray],
         parameters: Parameters | None = None,
     ) -> list[Any]:
-        """Answers from scores, in the task's own schema."""
+        """Turn scores into answers, in the task's own schema."""
         return self.task.decode(rows, windows, scores, parameters)
 
 
@@ -228,7 +232,7 @@ def _task_of(
     task = able.get(name or usual)
     if task is None:
         raise FormatError(_unable(bundle, name, able, folder))
-    poolings = get_args(get_type_hints(type(task.chosen)).get("pooling"))  # of a task for vectors
+    poolings = get_args(get_type_hints(type(task.chosen)).get("pooling"))  # of tasks with vectors
     if poolings and bundle.unread_modules and "pooling" not in options:
         raise ConfigError(
             f"options: wanted a pooling, since sentence-transformers computes the vectors of "
@@ -248,8 +252,8 @@ def _task_of(
 
 
 def _tasks_of(bundle: Bundle) -> dict[str, Task]:
-    """Every task that a bundle answers, by name: its own, those that share its head, those whose
-    head pretraining has trained, and those that need no head."""
+    """Return every task that a bundle answers, by name: its own, those that share its head, those
+    whose head pretraining has trained, and those that need no head."""
     same_head = [] if bundle.task is None else [bundle.task, *also(bundle.task)]
     parts = {name.split(".")[1] for name in bundle.state if name.startswith("objectives.")}
     kinds = list(TASKS.values())
@@ -260,7 +264,7 @@ def _tasks_of(bundle: Bundle) -> dict[str, Task]:
 
 
 def _unable(bundle: Bundle, name: str | None, able: Collection[str], folder: str | Path) -> str:
-    """The message for a bundle that does not answer a task."""
+    """Return the message for a bundle that does not answer a task."""
     kind = TASKS.get(name or FillMask.name)
     state = "only pretrained (or for a task that is unknown here)"
     if bundle.task is not None:

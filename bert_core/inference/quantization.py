@@ -1,8 +1,8 @@
-"""A graph's matrix products in 8 bits, with the ranges of their inputs fixed beforehand.
+"""Quantizes a graph's matrix products to 8 bits, with the ranges of their inputs fixed beforehand.
 
-Inputs that are given when the graph is exported decide what range of numbers each product's 8 bits
-cover. Nothing is measured at run time, so that a row's numbers never depend on the rows beside it.
-Embeddings, attention, LayerNorms and activations stay as they are.
+Inputs that are given when the graph is exported decide what range of numbers the 8 bits of each
+product cover. Nothing is measured at run time, so that a row's numbers never depend on the other
+rows of its batch. Embeddings, attention, LayerNorms and activations stay as they are.
 """
 
 import tempfile
@@ -28,10 +28,12 @@ Ranges = dict[str, tuple[float, float]]
 
 
 def ranges_of(model: "ModelProto", feeds: Iterable[Feed], threads: int) -> Ranges:
-    """The smallest and the largest value that each product's input has at a real token.
+    """Return the smallest and the largest value that each product's input has at a real token, not
+    padding.
 
     Args:
         feeds: the graph's inputs, batch by batch.
+        threads: threads that compute.
     """
     import onnx
     import onnxruntime
@@ -50,23 +52,28 @@ def ranges_of(model: "ModelProto", feeds: Iterable[Feed], threads: int) -> Range
     for feed in feeds:
         for name, values in zip(names, session.run(names, feed), strict=True):
             real = _real(values, feed["attention_mask"] == 1)
-            low, high = ranges.get(name, (0.0, 0.0))  # 0 has to be exact: padding, ReLU
+            low, high = ranges.get(name, (0.0, 0.0))  # 0 has to be exact, for padding and ReLU
             ranges[name] = min(low, float(real.min())), max(high, float(real.max()))
     return ranges
 
 
 def _real(values: np.ndarray, attends: np.ndarray) -> np.ndarray:
-    """Without the values of padding, if there is one for every token."""
+    """Return `values` without those of padding, if there is a value for every token.
+
+    Args:
+        attends: which tokens are not padding.
+    """
     if values.shape[:2] == attends.shape:
         return values[attends]
     return values[attends.ravel()] if len(values) == attends.size else values
 
 
 def quantized(model: "ModelProto", ranges: Ranges) -> "ModelProto":
-    """The graph with products of 8 bits: one scale per product's input, and per column of weights.
+    """Return the graph with 8-bit products: one scale per product's input, and one per column of
+    weights.
 
-    In the standard's form, QuantizeLinear and DequantizeLinear, which engines turn into products of
-    integers.
+    The products are in the standard's form, QuantizeLinear and DequantizeLinear, which engines turn
+    into integer products.
     """
     import onnx
     from onnx import helper, numpy_helper
@@ -112,8 +119,8 @@ def quantized(model: "ModelProto", ranges: Ranges) -> "ModelProto":
 
 
 def save_graph(model: "ModelProto", path: Path) -> None:
-    """Write a graph; weights that do not fit into its file go beside it, in `<name>_data`, and are
-    no longer in `model`."""
+    """Write a graph; weights that do not fit into its file are written next to it, in
+    `<name>_data`, and removed from `model`."""
     import onnx
 
     size_bytes = sum(len(each.raw_data) for each in model.graph.initializer)
@@ -122,13 +129,13 @@ def save_graph(model: "ModelProto", path: Path) -> None:
 
 
 def _products(graph: "GraphProto") -> list["NodeProto"]:
-    """The products with a matrix of weights."""
+    """Return the operators that multiply by a matrix of weights."""
     weights = {each.name for each in graph.initializer if len(each.dims) == 2}
     return [node for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights]
 
 
 def _drop_unused(graph: "GraphProto") -> None:
-    """Remove weights that no operator reads any more."""
+    """Remove, in place, weights that no operator reads any more."""
     read = {name for node in graph.node for name in node.input}
     for place in reversed(range(len(graph.initializer))):
         if graph.initializer[place].name not in read:

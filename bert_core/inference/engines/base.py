@@ -1,7 +1,7 @@
-"""Base class of the engines that run ONNX graphs; `export` writes graphs.
+"""Base class of the engines that run ONNX graphs; `export` writes the graphs.
 
 A graph scores every token or row of padded rows. The requested scores are picked from these by the
-same code as torch's (`Objective.picked`).
+same code as with torch (`Objective.picked`).
 """
 
 from abc import abstractmethod
@@ -32,8 +32,8 @@ MOST_SCORES = 1 << 26
 class GraphBackend(Backend):
     """An engine with a graph, on the CPU. Safe to call from several threads at once.
 
-    The same window gets the same numbers in any batch: it runs only beside windows of its own
-    padded width, and the engines compute a row of a product alike for any number of rows.
+    The same window gets the same numbers in any batch: it is batched only with windows of its own
+    padded width, and the engines compute each row of a product alike for any number of rows.
     """
 
     runs: ClassVar[Mapping[str, tuple[str, ...]]]
@@ -49,7 +49,8 @@ class GraphBackend(Backend):
             threads: threads that compute.
             precision: one of those in `runs` for the precision of the graph.
         Raises: ResourceError if the engine is not installed, or the CPU cannot compute at the
-            precision; FormatError if the engine cannot run the graph, or it has another head.
+            precision; FormatError if the engine cannot run the graph, or the graph has another
+            head.
         """
         check_installed(self.requirements, f"{path}: a graph for {self.engine}")
         super().__init__(model, 1.0, TOKENS_PER_THREAD * threads)
@@ -68,12 +69,16 @@ class GraphBackend(Backend):
 
     @abstractmethod
     def _open(self, path: Path) -> tuple[list[str], dict[str, int | None]]:
-        """Load the graph; returns the names of its inputs, and of its outputs with the size of the
-        last dimension if that is fixed."""
+        """Load the graph; return the names of its inputs, and each output's name with the size of
+        its last dimension, None if that is not fixed."""
 
     @abstractmethod
     def run(self, feed: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
-        """The outputs with these names, for all of the graph's inputs."""
+        """Run the graph and return the outputs with these names.
+
+        Args:
+            feed: a value for each of the graph's inputs.
+        """
 
     def logits(self, batch: Batch) -> Tensor:
         feed = {name: tensor.numpy() for name, tensor in batch.items() if name in self._inputs}
@@ -90,7 +95,7 @@ class GraphBackend(Backend):
         return collate(windows, pad_id, width=self._width(windows))
 
     def _width(self, windows: Sequence[Window]) -> int:
-        """The width to which the rows of windows that run together are padded."""
+        """Return the width to which the rows of windows that run together are padded."""
         tokens = max(len(ids) for window in windows for ids in window.ids)
         return max(tokens, min(-(-tokens // WIDTH_MULTIPLE) * WIDTH_MULTIPLE, self._longest))
 
@@ -99,7 +104,8 @@ class GraphBackend(Backend):
 
 
 def groups_of_width(windows: Sequence[Window], most_tokens: int) -> list[np.ndarray]:
-    """Positions of windows in groups of one padded width and at most `most_tokens` tokens each."""
+    """Return the indices of the windows in groups of one padded width and at most `most_tokens`
+    tokens each."""
     longest = np.array([max(map(len, window.ids)) for window in windows], dtype=np.int64)
     tokens = np.array([window.tokens for window in windows], dtype=np.int64)
     widths = -(-longest // WIDTH_MULTIPLE)
@@ -112,7 +118,8 @@ def groups_of_width(windows: Sequence[Window], most_tokens: int) -> list[np.ndar
 
 
 def check_installed(packages: tuple[str, ...], purpose: str) -> None:
-    """Raises: ResourceError naming the packages that `purpose` needs and that are not installed."""
+    """Check that packages are installed. Raises: ResourceError naming `purpose` and the missing
+    packages."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise ResourceError(
@@ -128,7 +135,7 @@ def is_installed(engine: str) -> bool:
 
 
 def cannot_run(path: Path, engine: str, error: Exception) -> FormatError:
-    """The error for a graph that an engine refuses."""
+    """Return the error for a graph that an engine rejects."""
     return FormatError(
         f"{path}: wanted a graph that {engine} can run: {error}: export the bundle again, or "
         f"install another {engine.partition(' ')[0]}"

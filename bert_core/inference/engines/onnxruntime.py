@@ -1,4 +1,4 @@
-"""onnxruntime."""
+"""The onnxruntime engine."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,11 +20,11 @@ class OnnxRuntime(GraphBackend):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        # NOTE: by default onnxruntime takes all cores and pins its threads to them, to the same
-        # ones in every worker. Its threads would also spin between passes, on others' cores.
+        # NOTE: by default onnxruntime uses all cores and pins its threads to them: to the same
+        # cores in every worker. Its threads would also spin between passes, on others' cores.
         options.intra_op_num_threads = self.threads
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        options.enable_mem_pattern = False  # it keeps one for every shape ever seen
+        options.enable_mem_pattern = False  # it would keep a pattern for every shape ever seen
         options.log_severity_level = 3
         try:
             self.session = onnxruntime.InferenceSession(

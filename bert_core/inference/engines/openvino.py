@@ -1,4 +1,4 @@
-"""OpenVINO."""
+"""The OpenVINO engine."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,8 @@ HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32", "int8_bf16": "bf16"}
 
 
 class OpenVino(GraphBackend):
-    """Also runs what is not in 8 bits in bfloat16, on CPUs that have it."""
+    """Runs a graph; on CPUs with bfloat16, it can also compute in bfloat16 whatever is not in 8
+    bits."""
 
     engine: ClassVar[str] = "openvino"
     requirements: ClassVar[tuple[str, ...]] = ("openvino",)
@@ -37,7 +38,7 @@ class OpenVino(GraphBackend):
         settings: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": hint,
             "INFERENCE_NUM_THREADS": self.threads,
-            # A pass has all threads.
+            # Each pass uses all threads.
             "NUM_STREAMS": 1,
             # By default every process pins its threads to the same cores.
             "ENABLE_CPU_PINNING": False,
@@ -54,6 +55,6 @@ class OpenVino(GraphBackend):
         return [port.any_name for port in compiled.inputs], outputs
 
     def run(self, feed: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
-        with self._lock:  # a request has the memory of one pass
+        with self._lock:  # an infer request holds the memory of a single pass
             self._request.infer(dict(feed), share_inputs=True)
             return [self._request.get_tensor(name).data.copy() for name in names]
