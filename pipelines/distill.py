@@ -174,7 +174,7 @@ def run(config: DistillConfig) -> Manifest:
         return run_stage(
             "distill", config, inputs, lambda digest: _on_shards(config, folders, digest)
         )
-    if config.task == TEACHER:  # the output is the same as of a run that names the task
+    if config.task == TEACHER:  # same output as if the task was given
         config = replace(config, task=_task_of(config.teacher, folders["teacher"]))
     inputs.append(labelled_input("train", config.train, "train"))
     if config.held_out is not None:
@@ -199,7 +199,7 @@ def _teacher_student(config: DistillConfig, folders: Mapping[str, Path]) -> Teac
 
 
 def _task_of(teacher: str, folder: Path) -> str:
-    """The name of the teacher's task. Raises: ConfigError if it has none."""
+    """Return the name of the teacher's task. Raises: ConfigError if it has none."""
     from bert_core.tasks.catalog import TASKS
     from tracking.models.hub import load_bundle
 
@@ -271,7 +271,7 @@ def _tell_other_windows(length: int, teachers: "Task | None") -> None:
 
 
 def _check_unscored(config: DistillConfig) -> None:
-    """Raises: ConfigError if the config asks to score a head that learns nothing."""
+    """Raise ConfigError if the config asks to score a head that learns nothing."""
     why = "since losses.soft and losses.hard are 0 and the head learns nothing"
     if config.held_out is not None:
         raise ConfigError(f"held_out: wanted none, {why}: score the run that trains the head")
@@ -283,11 +283,10 @@ def _check_unscored(config: DistillConfig) -> None:
 
 
 def _options(config: DistillConfig, teacher: "Bundle") -> "Options":
-    """The options of the task; by default the teacher's, if it has the same task, but for those
-    about its own sizes.
+    """Return the options of the task. The defaults are the teacher's if it has the same task,
+    except for those about its own sizes.
 
-    Raises: ConfigError if one that a head depends on differs from what the teacher's was trained
-        with.
+    Raises: ConfigError if an option that a head depends on differs from the teacher's.
     """
     from bert_core.tasks.catalog import TASKS
 
@@ -317,7 +316,7 @@ def _options(config: DistillConfig, teacher: "Bundle") -> "Options":
 def _augmented(
     config: DistillConfig, folders: Mapping[str, Path], task: "Task", rows: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """New rows made from the training rows."""
+    """Return new rows made from the training rows."""
     from bert_core.inference.augmentation import Candidates, augmented
 
     how = config.augmentation
@@ -345,9 +344,9 @@ def _against_teacher(
     sets: Mapping[str, LabelledSet],
     counts: SeedsCounts,
 ) -> dict[str, float]:
-    """The teacher's metrics on the held-out rows, read as `raybert evaluate` reads them, and the
-    share of the main one that the student keeps; empty without held-out rows, or if the teacher's
-    scores are not learned."""
+    """Return the teacher's metrics on the held-out rows, read as `raybert evaluate` reads them, and
+    the share of its main metric that the student keeps. Empty without held-out rows, or if the
+    student does not learn from the teacher's scores."""
     from bert_core.batches import longest_row
     from bert_core.scores import scores_of
 
@@ -373,7 +372,8 @@ def _against_teacher(
 
 
 def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) -> Result:
-    """Train a student on what pretraining teaches: masked words, if answers count in the loss."""
+    """Train a student on shards; it learns to predict masked words if the losses include
+    answers."""
     from bert_core.bundle.weights import require_weights
     from bert_core.tasks.fill_mask import FillMask
     from tracking.models.hub import load_bundle
@@ -424,7 +424,7 @@ def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) 
 def train_on_shards(
     pair: TeacherStudent, loop: LoopConfig, config: DistillConfig, digest: str, report: Report
 ) -> None:
-    """Train on one worker."""
+    """Train on shards, as one worker."""
     from bert_core.train.loop import evaluate
     from pipelines.training.worker import RankPlace, Training, train
 

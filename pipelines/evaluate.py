@@ -191,7 +191,7 @@ def _write(
     columns: "Columns",
     fit: "Reliability | None",
 ) -> list[Path]:
-    """Write every file that this task has, into the run's local folder."""
+    """Write every file that this task has into the run's local folder."""
     from tracking.runs.plots import plot_answers, plot_reliability
 
     folder = config.local_folder
@@ -239,7 +239,8 @@ def _calibration(fit: "Reliability") -> dict[str, float]:
 def worst_rows(
     task: "Task", rows: Sequence[Row], answers: Sequence[Any], columns: "Columns", most: int
 ) -> list[dict[str, Any]]:
-    """The worst rows: by fault, ties by confidence, both descending; correct rows are left out."""
+    """Return the worst rows, by fault and then by confidence, both descending; correct rows are
+    left out."""
     faults, confidence = task.faults(columns), task.confidence(answers)
     certainty = np.zeros(len(rows)) if confidence is None else confidence
     order = [place for place in np.lexsort((-certainty, -faults)) if faults[place] > 0]

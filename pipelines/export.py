@@ -191,7 +191,7 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
 def _to_calibrate(
     config: ExportConfig, predictor: "Predictor", held_out: Rows
 ) -> tuple[Rows, Rows]:
-    """The rows to calibrate on, and the held-out rows without them.
+    """Return the rows to calibrate on, and the held-out rows without them.
 
     Raises: ConfigError if no rows are left.
     """
@@ -224,7 +224,7 @@ def _to_calibrate(
 
 
 def _spread(rows: Rows, most: int) -> Rows:
-    """At most so many of the rows, at even distances."""
+    """Return at most `most` of the rows, evenly spaced."""
     count = min(most, len(rows))
     return [rows[place * len(rows) // count] for place in range(count)]
 
@@ -232,8 +232,8 @@ def _spread(rows: Rows, most: int) -> Rows:
 def _backends(
     config: ExportConfig, predictor: "Predictor", path: Path, precision: str
 ) -> dict["Execution", "Backend"]:
-    """The graph by every engine that is installed, at every precision that is asked for and that
-    this machine has; first the one that decides."""
+    """Load the graph in every installed engine, at every requested precision that this machine
+    supports. The first entry is the one whose metrics decide about the export."""
     from bert_core.bundle.layout import Execution
     from bert_core.inference.engines.base import is_installed
     from bert_core.inference.engines.catalog import ENGINES
@@ -243,7 +243,7 @@ def _backends(
     for name, engine in ENGINES.items():
         for run_precision in engine.runs[precision] if is_installed(name) else ():
             run = Execution(name, run_precision)
-            if run_precision == "bf16" and config.quantize != "bf16":  # only behind the gate
+            if run_precision == "bf16" and config.quantize != "bf16":  # only if requested
                 continue
             try:
                 loaded[run] = engine(path, predictor.model, threads, run_precision)
@@ -255,14 +255,15 @@ def _backends(
 
 
 def _deciding(quantize: Quantized | None) -> "Execution":
-    """How the graph is run for the metrics in the bundle, and for what may fail the export."""
+    """Return the engine and precision whose metrics go into the bundle, and whose failure fails the
+    export."""
     from bert_core.bundle.layout import Execution
 
     return Execution("openvino" if quantize == "bf16" else "onnxruntime", quantize or "fp32")
 
 
 def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[str, Any]], int]:
-    """The held-out rows not used to train or select the model, and how many were used.
+    """Return the held-out rows not used to train or select the model, and how many were used.
 
     Raises: ConfigError if all were used.
     """
@@ -284,7 +285,7 @@ def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[s
 def _data(
     config: ExportConfig, inputs: list[DatasetInput], calibrated_on: Rows | None
 ) -> list[dict[str, Any]]:
-    """The held-out rows and those to calibrate on, for the lineage."""
+    """Return the held-out rows and the calibration rows, for the lineage."""
     digests = {item.name: item.digest for item in inputs}
     data: list[dict[str, Any]] = []
     if config.held_out is not None:
@@ -330,9 +331,10 @@ def _measured(
 ) -> dict["Execution", _Measured]:
     """Compare the graph with the weights, on the held-out rows or else on the task's examples.
 
-    Returns: how it may be run, the way that decides first.
-    Raises: FormatError if that is fp32 and gives other scores; ConfigError if with it the metric
-        drops too far.
+    Returns: the executions (engine and precision) that passed, with their results; the deciding one
+        first.
+    Raises: for the deciding execution only: FormatError if it is fp32 and its scores differ;
+        ConfigError if its metric drops too far.
     """
     from bert_core.inference.export import largest_difference
 
@@ -374,7 +376,7 @@ def _measured(
 def _check(
     config: ExportConfig, run: "Execution", difference: float, verdict: Verdict | None
 ) -> None:
-    """Raises: see `_measured`."""
+    """Raise as `_measured` describes."""
     from bert_core.inference.export import TOLERANCE
 
     if run.precision == "fp32" and difference > TOLERANCE:
@@ -388,7 +390,7 @@ def _check(
 
 
 def check_drop(config: ExportConfig, verdict: Verdict) -> None:
-    """Raises: ConfigError if the metric falls, or may fall, by more than `max_drop`."""
+    """Raise ConfigError if the metric falls, or may fall, by more than `max_drop`."""
     if config.quantize and verdict.low == verdict.high == 0 and 3 / verdict.rows > config.max_drop:
         # Rule of three (Hanley and Lippman-Hand 1983): the 95 % upper bound when no row differs.
         raise ConfigError(

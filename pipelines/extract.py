@@ -167,7 +167,7 @@ def _extract(config: ExtractConfig, corpus: Corpus, folders: dict[str, Path]) ->
     result = make_parts("extract", config, corpus, work, ExtractCounts)
     path = files.join(config.output, RECORDS)
     parts = [name for name in result.outputs if not name.startswith(REJECTED)]
-    if not files.exists(path):  # else a killed run has already joined them
+    if not files.exists(path):  # absent if a killed run has already joined them
         with files.writing(path) as sink:
             for name in parts:
                 with files.open_input(files.join(config.output, name)) as part:
@@ -182,7 +182,7 @@ def _models(threads: int, folders: Mapping[str, Path]) -> dict[str, "Predictor"]
 
 
 def _check_types(config: TaggerConfig, task: "Task") -> None:
-    """Raises: ConfigError if the tagger does not know an entity type."""
+    """Raise ConfigError if the tagger does not know an entity type."""
     known = _types_of(task)
     for name, kind in config.fields.items():
         if kind not in known:
@@ -193,7 +193,7 @@ def _check_types(config: TaggerConfig, task: "Task") -> None:
 
 
 def _types_of(task: "Task") -> list[str]:
-    """The types of entities, or the tags, that a tagger finds."""
+    """Return the types of entities, or the tags, that a tagger finds."""
     from bert_core.tasks.token_classification import TokenClassification
 
     assert isinstance(task, TokenClassification)
@@ -223,14 +223,14 @@ def _rows(block: Block, part: OutputPart) -> Iterator[Read]:
 
 
 class _Extraction(OutputPart):
-    """The models, run on the documents of one part."""
+    """Runs the models on the documents of one part."""
 
     def __init__(self, config: ExtractConfig, models: Mapping[str, "Predictor"]) -> None:
         super().__init__(config, DocumentInput)
         self._config, self._models = config, models
 
     def records(self, rows: Sequence[Read]) -> list[dict[str, Any]]:
-        """The records of the readable documents, in order."""
+        """Return the records of the readable documents, in order."""
         documents = [document for row in rows if (document := self.input_of(row)) is not None]
         texts = [document["text"] for document in documents]
         entities, answers = self._entities(texts), self._answers(texts)
@@ -286,7 +286,7 @@ class _Extraction(OutputPart):
 
 
 def _answer(answer: Mapping[str, Any], least_score: float) -> dict[str, Any] | None:
-    """None if there is no answer, or its score is too low."""
+    """Return the answer; None if there is none, or its score is below `least_score`."""
     is_answer = answer["end"] > answer["start"] and answer["score"] >= least_score
     return _found(answer, answer["answer"]) if is_answer else None
 

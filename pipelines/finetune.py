@@ -66,8 +66,8 @@ def _finetune(
 def build_seed_model(
     folder: Path, task: "Task", dropout: Dropout, from_scratch: bool, seed: int
 ) -> "ObjectiveModel":
-    """The encoder of the bundle in `folder` with this dropout, and its head if that is for the same
-    labels; fresh weights follow the seed."""
+    """Build the encoder of the bundle in `folder`, with this dropout, and the task's head. The
+    bundle's head is kept if it has the same labels; fresh weights are drawn with the seed."""
     import torch
 
     from bert_core.bundle.weights import build_model

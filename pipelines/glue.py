@@ -71,11 +71,11 @@ class GlueConfig(StageConfig):
                 )
 
     def model(self, name: str) -> str | None:
-        """The bundle that answers a set."""
+        """Return the bundle that answers a set; None if no bundle does."""
         return self.models.get(name) or self.models.get(SETS[name].task or name)
 
     def answered(self) -> list[str]:
-        """The sets that a model answers."""
+        """Return the sets that a model answers."""
         return [name for name in SETS if self.model(name) and name in self.tests]
 
 
@@ -176,7 +176,8 @@ class _TestRows:
 
 
 def _read_test(config: GlueConfig, name: str, folder: Path) -> _TestRows:
-    """Raises: ConfigError if the model has another task; CorpusError if rows are missing."""
+    """Read the test rows of a set. Raises: ConfigError if the model has another task; CorpusError
+    if rows are missing."""
     test_set, path = SETS[name], config.tests[name]
     task = predictor_of(folder, config.threads_per_worker).task
     labels = _labels(config, name, task)
@@ -193,7 +194,7 @@ def _read_test(config: GlueConfig, name: str, folder: Path) -> _TestRows:
 
 
 def _labels(config: GlueConfig, name: str, task: "Task") -> dict[str, str]:
-    """The model's label → GLUE's."""
+    """Map the model's labels to GLUE's; empty for a set with numbers."""
     test_set, model = SETS[name], config.model(name)
     required = "text-classification" if test_set.labels else "text-regression"
     if task.name != required:

@@ -118,7 +118,7 @@ def _predictor(config: PredictConfig, folder: Path) -> "Predictor":
 
 
 def _parameters(parameters: dict[str, Any], task: "Task") -> "Parameters | None":
-    """None, with which long texts are cut, if no parameters are set."""
+    """Return the task's parameters; None if none are set, and then long texts are cut."""
     if not parameters:
         return None
     kind = task.parameters
@@ -130,7 +130,7 @@ def _parameters(parameters: dict[str, Any], task: "Task") -> "Parameters | None"
 
 
 def _check_free(config: PredictConfig, names: Iterable[str], where: str) -> None:
-    """Raises: CorpusError if an input column has a name that answers will use."""
+    """Raise CorpusError if an input column has a name that answers will use."""
     for name in names:
         if name == config.answer_column or name.startswith(config.prefix):
             raise CorpusError(
@@ -174,7 +174,7 @@ def _write_tables(sink: BinaryIO, answering: "_Answering", block: Block) -> None
 
 
 class _Answering(OutputPart):
-    """The model, run on the rows of one part in batches, and its answers to the last batch."""
+    """Runs the model on one part's rows in batches, and holds its answers to the last batch."""
 
     def __init__(self, config: PredictConfig, predictor: "Predictor") -> None:
         super().__init__(config, predictor.task.inputs)
@@ -192,7 +192,7 @@ class _Answering(OutputPart):
         ]
         try:
             windows = self._windows([task_input for _, task_input in pairs])
-        except InputError:  # find the rows that raise it
+        except InputError:  # answer the rows singly, to find those that raise it
             pairs = [
                 (row, task_input) for row, task_input in pairs if self._is_taken(row, task_input)
             ]
@@ -216,7 +216,8 @@ class _Answering(OutputPart):
         return True
 
     def _windows(self, rows: Sequence[Row]) -> "list[Window]":
-        """Raises: InputError if the task rejects a row, or one is too long and may not be cut."""
+        """Return the encoded windows. Raises: InputError if the task rejects a row, or a row is too
+        long and may not be cut."""
         if not rows:
             return []
         if self._parameters is not None:
@@ -225,12 +226,12 @@ class _Answering(OutputPart):
         return self._task.encode(rows, tokenizer, longest)
 
     def objects(self) -> Iterator[dict[str, Any]]:
-        """The columns of each answer to the last batch, as JSON values."""
+        """Yield the columns of each answer to the last batch, as JSON values."""
         config = self.config
         for answer in self._answers:
             yield answer_cells(self._task, answer, config.prefix, config.answer_column)
 
     def arrays(self) -> dict[str, pa.Array]:
-        """The columns of all answers to the last batch, as Arrow arrays."""
+        """Return the columns of all answers to the last batch, as Arrow arrays."""
         config = self.config
         return answer_columns(self._task, self._answers, config.prefix, config.answer_column)

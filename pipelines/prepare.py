@@ -144,7 +144,7 @@ class PrepareCounts(Counts):
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The plan that both passes share; a function of corpus and config."""
+    """The plan that both passes share; determined by the corpus and the config."""
 
     config: PrepareConfig
     train_shards: int
@@ -154,7 +154,8 @@ class ShardPlan:
 
     @property
     def shards(self) -> list[tuple[str, str]]:
-        """(split, file name) of every shard, training first; the position is the shard's number."""
+        """Return (split, file name) of every shard, training first; the position is the shard's
+        number."""
         return [
             (split, shard_name(split, index, count))
             for split, count in ((TRAIN, self.train_shards), (HELD_OUT, self.held_out_shards))
@@ -162,7 +163,8 @@ class ShardPlan:
         ]
 
     def shard_of(self, digest: bytes, split: str | None) -> int:
-        """The shard of a document, in the split that its corpus gives it, else by its hash."""
+        """Return the number of a document's shard. The split is the one that the corpus assigns, or
+        else drawn by the document's hash."""
         seed = self.config.seed
         if split is None:
             fraction = document_fraction(digest, seed, "split")
@@ -174,7 +176,8 @@ class ShardPlan:
         return first + int(document_fraction(digest, seed, "shard") * count)
 
     def neighbours(self, shard: int) -> Iterator[int]:
-        """The shards that a shard borrows from, in order; training never sees held-out ones."""
+        """Yield the shards that a shard borrows from, in order; a training shard never borrows from
+        held-out ones."""
         train = range(self.train_shards)
         held_out = range(self.train_shards, self.train_shards + self.held_out_shards)
         same_split = train if shard in train else held_out
@@ -198,7 +201,7 @@ def run(config: PrepareConfig) -> Manifest:
         cached.cache_clear()  # an earlier run in this process may have read other contents
     tokenizer.check_casing(config.tokenizer)
     if config.compare_with is not None:
-        Reference.parse(config.compare_with).tokenizer()  # a mistake in it is found before the work
+        Reference.parse(config.compare_with).tokenizer()  # finds a mistake in it early
     corpus = list_corpus(config.corpus, config.output)
     size_bytes = corpus_size_bytes(corpus)
     corpus, documents = corpus_input(corpus, config)
@@ -263,7 +266,7 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
 
 
 def _check_encoded(sources: Sequence[str], pairs: PairsConfig, encoded: Counter[str]) -> None:
-    """Raises: CorpusError if there is nothing to make rows from."""
+    """Raise CorpusError if there is nothing to make rows from."""
     source = ", ".join(sources)
     if not encoded["documents"]:
         dropped = dropped_documents(encoded)
@@ -282,7 +285,8 @@ def _check_encoded(sources: Sequence[str], pairs: PairsConfig, encoded: Counter[
 
 @dataclass
 class _Made:
-    """The workers' reports: counts of both passes, shards by number, rows by length."""
+    """The combined reports of the workers: counts of both passes, shards by number, rows by
+    length."""
 
     encoded: Counter[str] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
@@ -412,7 +416,7 @@ def _encode(plan: ShardPlan, documents: list[Kept], counts: Counter[str]) -> Fra
 
 
 def _make_shard(plan: ShardPlan, fragments: list[str], shard: int) -> dict:
-    """Make one shard, unless a killed run already did; returns its entry in the manifest."""
+    """Make one shard, unless a killed run already did; return its entry in the manifest."""
     split, name = plan.shards[shard]
     path = files.join(plan.config.output, name)
     if not files.exists(path):
@@ -461,7 +465,8 @@ def _write_shard(plan: ShardPlan, fragments: list[str], shard: int, path: str) -
 
 
 def _counts_of(documents: pa.Table, tokenizer: Tokenizer) -> Counter[str]:
-    """Counts of what documents hold, each document once; a source's tokens with its copies."""
+    """Count what documents hold. Each document counts once, except that a source's tokens count
+    each copy."""
     sentences = documents.column("sentences").combine_chunks()
     encoded = sentences.flatten()
     ids = encoded.flatten().to_numpy()
@@ -488,7 +493,7 @@ def _counts_of(documents: pa.Table, tokenizer: Tokenizer) -> Counter[str]:
 
 @lru_cache(maxsize=4)
 def _tokenizer(folder: str) -> Tokenizer:
-    """The tokenizer, built once per process."""
+    """Return the tokenizer, built once per process."""
     return Reference.parse(folder).tokenizer()
 
 

@@ -151,17 +151,18 @@ class PretrainConfig(TrainingConfig):
 
     @property
     def schedule_steps(self) -> int:
-        """The steps of `schedule`: all, or those before a phase that has one of its own."""
+        """Return the steps that `schedule` covers: all, or those before a phase with its own
+        schedule."""
         separate = self.then is not None and self.then.lr is not None
         return self.phases[0].steps if separate else self.loop.max_steps
 
     def _separate(self, then: PhaseConfig) -> ScheduleConfig:
-        """The separate schedule of a phase."""
+        """Return the schedule of a phase that has its own."""
         return replace(self.schedule, warmup_steps=then.warmup_steps)
 
     @property
     def phases(self) -> "list[Phase]":
-        """The phases of the run, in order."""
+        """Return the phases of the run, in order."""
         then, steps, size = self.then, self.loop.max_steps, self.global_batch_size
         if then is None:
             return [Phase(self.shards, steps, size)]
@@ -171,14 +172,15 @@ class PretrainConfig(TrainingConfig):
         ]
 
     def learning_rate(self, step: float) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         then, first = self.then, self.schedule_steps
         if then is None or then.lr is None or step < first:
             return self.optimizer.lr * self.schedule.factor(step, first)
         return then.lr * self._separate(then).factor(step - first, then.steps)
 
     def encoder(self, tokenizer: Tokenizer, parent: "Bundle | None") -> EncoderConfig:
-        """The variant with this vocabulary, or the encoder of `parent`; dropout as configured."""
+        """Return the variant with this vocabulary, or the encoder of `parent`; dropout as
+        configured."""
         if parent is not None:
             encoder = parent.encoder_config
         else:
@@ -271,7 +273,8 @@ def run(config: PretrainConfig) -> Manifest:
 def _parent(
     config: PretrainConfig, model: str, tokenizer: Tokenizer
 ) -> "tuple[Path, Bundle, DatasetInput]":
-    """The local folder of the bundle to continue from, the bundle, and the bundle as an input.
+    """Return the local folder of the bundle to continue from, the bundle, and the bundle as an
+    input.
 
     Raises: ConfigError if its vocabulary is not the run's.
     """
@@ -314,8 +317,12 @@ def _check_shards(
 
 
 def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Path | None) -> Result:
-    """`shards` are those of the last phase, on which the model is measured; `folder` has the bundle
-    to continue from."""
+    """Pretrain, and measure the model before and after.
+
+    Args:
+        shards: those of the last phase, on which the model is measured.
+        folder: of the bundle to continue from; None starts from fresh weights.
+    """
     from bert_core.bundle.weights import fresh_parts
     from bert_core.train.checkpoint import latest_checkpoint, read_points
     from tracking.models.hub import load_bundle
@@ -331,7 +338,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
         parts = ", ".join(lacking) or "nothing"
         say(f"pretrain: continuing from {config.model}; it lacks, and starts fresh: {parts}")
     fit(partial(worker, folder), config, digest, config.loop, "pretraining")
-    # Not from the record: if a run loses steps and its hours end before it has made up for them,
+    # Not from the record: if a run loses steps, and its hours end before it has redone them,
     # the record keeps the points of the lost steps.
     checkpoint = latest_checkpoint(files.join(config.output, CHECKPOINTS))
     assert checkpoint is not None  # the last step wrote one
@@ -363,7 +370,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
 
 
 def learnt_little(config: PretrainConfig, before: float, after: float, unigram: float) -> str:
-    """The signs that little was learnt, and what to try; empty if there are none.
+    """Describe the signs that little was learnt, and what to try; empty if there are none.
 
     Args:
         before: loss of masked words on held-out rows, as `after` and `unigram`, the baseline.
@@ -381,7 +388,7 @@ def learnt_little(config: PretrainConfig, before: float, after: float, unigram: 
 
 
 def _data(phases: Sequence[Phase], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The vocabulary, and the corpus and shards of each phase, for the lineage."""
+    """Return the vocabulary, and the corpus and shards of each phase, for the lineage."""
     data: list[dict[str, Any]] = [
         {"name": "vocabulary", "digest": tokenizer.digest, "tokens": tokenizer.vocab_size}
     ]
@@ -397,9 +404,10 @@ def _data(phases: Sequence[Phase], tokenizer: Tokenizer) -> list[dict[str, Any]]
 
 
 def _unigram(shards: ShardSet) -> tuple[float, float]:
-    """Loss and accuracy of predicting held-out tokens by how often training shards mask them.
+    """Return the loss and accuracy of a baseline that predicts held-out tokens by frequency.
 
-    If masks are drawn at training time, by how often the tokens occur.
+    The frequency is how often the training shards mask each token or, if masks are drawn at
+    training time, how often it occurs.
     """
     cache = local_cache()
 
@@ -420,7 +428,8 @@ def _unigram(shards: ShardSet) -> tuple[float, float]:
 def build_model(
     config: PretrainConfig, shards: ShardSet, tokenizer: Tokenizer, parent: "Bundle | None"
 ) -> "ObjectiveModel":
-    """The model to train, with the weights of `parent`, or with fresh ones that follow the seed."""
+    """Build the model to train, with the weights of `parent`, or with fresh weights drawn with the
+    seed."""
     import torch
 
     from bert_core.bundle import weights

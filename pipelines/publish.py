@@ -157,7 +157,7 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
 
 
 def _examples(predictor: "Predictor", rows: list[dict[str, Any]]) -> Sequence[Any]:
-    """Inputs that the version shows: the bundle's, or else some of the evaluation's."""
+    """Return inputs to show with the version: the bundle's, or else some of the evaluation's."""
     from bert_core.tasks.examples import examples_of
 
     task = predictor.task
@@ -167,7 +167,7 @@ def _examples(predictor: "Predictor", rows: list[dict[str, Any]]) -> Sequence[An
 def _with_rows_left_out(
     publication: registry.Publication, verdict: Verdict | None, rows: int
 ) -> registry.Publication:
-    """The same; its `why` also says how many of the evaluation's rows were not compared."""
+    """Add to the publication's `why` how many of the evaluation's rows were not compared."""
     if verdict is None or not (left_out := rows - verdict.rows):
         return publication
     note = f"{left_out:,} of the evaluation's {rows:,} rows are left out"
@@ -176,7 +176,7 @@ def _with_rows_left_out(
 
 
 def _described_at(config: PublishConfig, version: registry.Version, card: str, uri: str) -> str:
-    """Show the model card with the version, and link its page from the runs that made the bundle.
+    """Add the model card to the version, and link its page from the runs that made the bundle.
 
     Returns: the link to the page.
     """
@@ -191,7 +191,8 @@ def _described_at(config: PublishConfig, version: registry.Version, card: str, u
 def _uploaded(
     config: PublishConfig, release: registry.Release, version: registry.Version, card: str, uri: str
 ) -> dict[str, str]:
-    """Where on the hub the bundle was uploaded to; nothing if it was not to be."""
+    """Upload the bundle to the hub if configured, and return where it is; else return an empty
+    dict."""
 
     if config.hub is None:
         return {}
@@ -203,7 +204,7 @@ def _uploaded(
 
 
 def _check_task(config: PublishConfig, evaluation: Manifest, folder: Path) -> None:
-    """Raises: ConfigError unless the evaluation is of the bundle's task, which gets registered."""
+    """Raise ConfigError unless the evaluation is of the task that the bundle is registered for."""
     task, options = evaluation.config["task"], options_text(evaluation.config["options"])
     registered = predictor_of(folder, config.threads_per_worker).task
     evaluated = predictor_of(folder, config.threads_per_worker, task, options).task
@@ -222,9 +223,9 @@ def _compared(
     rows: list[dict[str, Any]],
     uri: str,
 ) -> registry.Comparison:
-    """Whether the bundle is not worse than the current champion, on the evaluation's rows that
-    neither was trained on, or a clause that says why they are not compared; neither if there is no
-    champion."""
+    """Compare the bundle with the current champion, on the evaluation's rows that neither was
+    trained on. The result has a verdict on whether the bundle is worse, or the reason that there is
+    none; it has neither if there is no champion."""
 
     current = registry.champion(config.name, uri=uri)
     compared = partial(registry.Comparison, champion=current)
@@ -255,7 +256,7 @@ def _compared(
 
 
 def _described(task: "Task") -> str:
-    """Its name and options, but for unset ones by which tasks do not differ."""
+    """Return the task's name and options, without unset options that do not distinguish tasks."""
     options = {
         one.name: getattr(task.chosen, one.name)
         for one in fields(task.chosen)
@@ -265,5 +266,5 @@ def _described(task: "Task") -> str:
 
 
 def _classes(folder: str, evaluation: Manifest) -> dict[str, dict[str, float]] | None:
-    """The evaluation's metrics by class, if it has any."""
+    """Return the evaluation's metrics by class; None if it has none."""
     return files.read_json(files.join(folder, CLASSES)) if CLASSES in evaluation.outputs else None

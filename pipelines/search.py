@@ -87,7 +87,7 @@ class Vectors:
         )
 
     def matrices(self, paths: Sequence[str]) -> Iterator[Float[np.ndarray, "rows size"]]:
-        """The vectors of files, scaled to length 1, in chunks of rows.
+        """Yield the vectors in these files, scaled to length 1, in chunks of rows.
 
         Raises: FormatError if a file has none.
         """
@@ -103,13 +103,13 @@ class Vectors:
                 ) from error
 
     def rows(self, paths: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-        """The rows of JSONL files as they were before the prediction, in chunks."""
+        """Yield the rows of JSONL files as they were before the prediction, in chunks."""
         for path in paths:
             for rows in _lines(path):
                 yield [{k: v for k, v in row.items() if k not in self.added} for row in rows]
 
     def tables(self, paths: Sequence[str]) -> Iterator[pa.Table]:
-        """The rows of Parquet files as they were before the prediction, in chunks.
+        """Yield the rows of Parquet files as they were before the prediction, in chunks.
 
         The first chunk of a file is empty and has its columns.
         """
@@ -128,12 +128,13 @@ class Vectors:
 
     @property
     def added(self) -> tuple[str, str]:
-        """The columns that the prediction added."""
+        """Return the columns that the prediction added."""
         return self.vector, self.answer
 
 
 def _matrices(path: str, column: str) -> Iterator[Float[np.ndarray, "rows size"]]:
-    """Raises: KeyError if the file has no such column."""
+    """Yield the vectors in a file's column, in chunks. Raises: KeyError if the file has no such
+    column."""
     if not path.endswith(".parquet"):
         for rows in _lines(path):
             yield np.array([row[column] for row in rows], dtype=np.float32)
@@ -174,7 +175,7 @@ def run(config: SearchConfig) -> Manifest:
 
 
 def _shown(value: Any) -> str:
-    """The beginning of a digest, or a value of a config."""
+    """Return the beginning of a digest, or a value of a config."""
     if isinstance(value, str):
         return value[:12]
     return "the model's own" if not value else json.dumps(value)
@@ -255,8 +256,8 @@ def _check_free(columns: Collection[str], path: str) -> None:
 
 
 def _schema_of(config: SearchConfig, corpus: Vectors) -> pa.Schema:
-    """The columns to return of a corpus in JSONL, each with the type that fits all its rows: the
-    parts of the results have the same columns, whichever rows are in them.
+    """Return the columns to return from a JSONL corpus, each with a type that fits all its rows, so
+    that all parts of the results have the same columns.
 
     Raises: CorpusError if no type fits a column; ConfigError if there is no such column.
     """
@@ -278,7 +279,7 @@ def _schema_of(config: SearchConfig, corpus: Vectors) -> pa.Schema:
 
 
 def _table_of(config: SearchConfig, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Raises: CorpusError if a value does not fit its column."""
+    """Return rows as a table. Raises: CorpusError if a value does not fit its column."""
     columns = []
     for column in schema:
         with _fitting(config, column.name):
@@ -287,7 +288,8 @@ def _table_of(config: SearchConfig, rows: list[dict[str, Any]], schema: pa.Schem
 
 
 def _taken(config: SearchConfig, rows: pa.Table, indices: Int[np.ndarray, "picked"]) -> pa.Table:
-    """Raises: CorpusError if Arrow cannot copy the rows of a column."""
+    """Return the rows at these indices. Raises: CorpusError if Arrow cannot copy the rows of a
+    column."""
     columns = []
     for name in rows.column_names:
         with _fitting(config, name):
@@ -297,7 +299,7 @@ def _taken(config: SearchConfig, rows: pa.Table, indices: Int[np.ndarray, "picke
 
 @contextmanager
 def _fitting(config: SearchConfig, column: str) -> Iterator[None]:
-    """Raises: CorpusError if a column of the corpus does not fit into a table."""
+    """Turn Arrow's errors in the block into a CorpusError: the column does not fit into a table."""
     try:
         yield
     except (pa.ArrowException, OverflowError) as error:
@@ -314,7 +316,8 @@ def _column(
     rows: pa.Table,
     indices: Int[np.ndarray, "queries k"],
 ) -> pa.ChunkedArray:
-    """The nearest rows of each query, with the types that they have in `rows`."""
+    """Return the nearest rows of each query as a column, with the types that they have in
+    `rows`."""
     count, k = indices.shape
     chunks = []
     for start in range(0, max(count, 1), QUERIES_AT_ONCE):
@@ -330,7 +333,8 @@ def _column(
 def _nearest(
     config: SearchConfig, corpus: Vectors, queries: Float[np.ndarray, "queries size"]
 ) -> tuple[Float[np.ndarray, "queries k"], Int[np.ndarray, "queries k"], int]:
-    """Cosines and places of the nearest rows, nearest first, and the number of rows searched.
+    """Return the cosines and positions of the nearest rows, nearest first, and the number of rows
+    searched.
 
     Among equally near rows, any may be left out.
     """
@@ -361,7 +365,7 @@ def _nearest(
 def best_of(
     scores: Float[np.ndarray, "queries rows"], places: Int[np.ndarray, "queries rows"], k: int
 ) -> tuple[Float[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]:
-    """The `k` highest scores of each query with their places, highest first."""
+    """Return the `k` highest scores of each query with their positions, highest first."""
     if scores.shape[1] > k:
         kept = np.argpartition(-scores, k - 1, axis=1)[:, :k]
         scores, places = (np.take_along_axis(array, kept, 1) for array in (scores, places))
@@ -372,8 +376,10 @@ def best_of(
 def _rows_at(
     config: SearchConfig, corpus: Vectors, places: Int[np.ndarray, "places"]
 ) -> list[dict[str, Any]]:
-    """The rows of a corpus in JSONL at these places, which ascend, with the columns to return.
+    """Return the rows of a JSONL corpus at these positions, with only the columns to return.
 
+    Args:
+        places: positions in the corpus, ascending.
     Raises: ConfigError if a row has no such column.
     """
     picked: list[dict[str, Any]] = []
@@ -388,7 +394,7 @@ def _rows_at(
 
 
 def _table_at(config: SearchConfig, corpus: Vectors, places: Int[np.ndarray, "places"]) -> pa.Table:
-    """As `_rows_at`, of a corpus in Parquet."""
+    """Do the same as `_rows_at`, for a corpus in Parquet."""
     picked: list[pa.Table] = []
     start = 0
     for rows in corpus.tables(corpus.paths):
@@ -400,7 +406,7 @@ def _table_at(config: SearchConfig, corpus: Vectors, places: Int[np.ndarray, "pl
 
 
 def _check_columns(config: SearchConfig, present: Collection[str]) -> None:
-    """Raises: ConfigError if a column to return is not there."""
+    """Raise ConfigError if a column to return is missing."""
     if absent := [name for name in config.columns if name not in present]:
         raise ConfigError(
             f"columns: wanted some of {', '.join(present)}, got {absent[0]!r}: name columns "

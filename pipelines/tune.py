@@ -91,7 +91,7 @@ class TuneConfig(LabelledTrainingConfig):
             raise ConfigError("num_workers: wanted at least 1 with asha, got 0")
 
     def trials(self, **changes: Any) -> list[FinetuneConfig]:
-        """The config of each trial; `changes` apply to all.
+        """Return the config of each trial; `changes` apply to all.
 
         Raises: ConfigError if a value of the space is out of range.
         """
@@ -155,7 +155,7 @@ def _tune(config: TuneConfig, folder: Path, model: str, digests: Mapping[str, st
     from tracking.models.hub import load_bundle
 
     if config.held_out is not None:
-        # The trials do not read these rows, so that what is wrong with them would come up last.
+        # The trials do not read these rows, so an error in them would appear only at the end.
         first = config.trials()[0]
         read_sets(replace(first, held_out=config.held_out), load_bundle(folder))
     if config.num_workers:
@@ -170,7 +170,7 @@ def _tune(config: TuneConfig, folder: Path, model: str, digests: Mapping[str, st
 
     recorded = read_run(config.local_folder)
     parent = recorded.run_id if recorded else None
-    # Trials run later and in other folders: their inputs are fixed here.
+    # Trials run later and in other folders, so their inputs are fixed here.
     absolute = with_absolute_paths(config)
     trial_configs = absolute.trials(
         model=model,
@@ -230,7 +230,7 @@ def _tune(config: TuneConfig, folder: Path, model: str, digests: Mapping[str, st
 
 
 def _selected_by(counts: Mapping[str, Any]) -> list[str]:
-    """The metrics on the selection rows, from the counts of a trial."""
+    """Return the names of the metrics on the selection rows, from the counts of a trial."""
     first, last = f"{SELECTION}_", "_mean"
     names = [name for name in counts if name.startswith(first) and name.endswith(last)]
     return [name.removeprefix(first).removesuffix(last) for name in names]
@@ -239,7 +239,7 @@ def _selected_by(counts: Mapping[str, Any]) -> list[str]:
 def _train_trial(
     digests: Mapping[str, str], trial: FinetuneConfig, watch: Callable[[Measurement], None]
 ) -> None:
-    """Train a trial on the inputs that the sweep began with.
+    """Train a trial, if the inputs are still those that the sweep began with.
 
     Raises: RaybertError if they have changed since: trials would be compared on different rows.
     """
@@ -254,7 +254,8 @@ def _train_trial(
 
 
 def _settled(rows: LabelledConfig) -> LabelledConfig:
-    """The training rows with absolute paths, for trials that run in another folder."""
+    """Return the training rows' config with absolute paths, for trials that run in another
+    folder."""
     if rows.source == DOCSTRINGS:
         [path] = labelled_files(rows, "train")
         return replace(rows, source=files.absolute(path), split=None)
@@ -277,7 +278,7 @@ def _table(config: TuneConfig, outcomes: "Sequence[Outcome]", sign: int) -> list
 
 
 def _best(outcomes: "Sequence[Outcome]") -> int:
-    """Number of the best trial among those that finished; ties go to the first.
+    """Return the number of the best trial among those that finished; ties go to the first.
 
     Raises: RaybertError if there is none.
     """
@@ -310,7 +311,7 @@ def _measured(config: TuneConfig, parent: str | None, counts: TuneCounts) -> Tun
     assert config.held_out is not None
     shared = {field.name: getattr(config, field.name) for field in fields(StageConfig)}
     shared |= {"model": files.join(config.output, BUNDLE), "parent_run": parent, "force": False}
-    shared |= {"wait": True}  # for the lease of one that was killed
+    shared |= {"wait": True}  # a killed run's lease must expire first
     evaluation = files.join(config.output, EVALUATION)
     scored = evaluate.run(
         evaluate.EvaluateConfig(**shared | {"output": evaluation, "held_out": config.held_out})

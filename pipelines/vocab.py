@@ -79,7 +79,7 @@ class VocabCounts(Counts):
 def run(config: VocabConfig) -> Manifest:
     """Train the vocabulary and write it as a tokenizer in Hugging Face layout."""
     if config.compare_with is not None:
-        Reference.parse(config.compare_with).tokenizer()  # a mistake in it is found before the work
+        Reference.parse(config.compare_with).tokenizer()  # finds a mistake in it early
     corpus = list_corpus(config.corpus, config.output)
     size_bytes = corpus_size_bytes(corpus)
     corpus, documents = corpus_input(corpus, config)
@@ -139,10 +139,10 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
 
 
 def _draw(corpus: CorpusConfig, seed: int, share: float, block: Block) -> list[tuple[float, str]]:
-    """The documents of a block that fall into the sample.
+    """Return the documents of a block that fall into the sample.
 
-    Documents that their source marks as held out never do; those that `held_out_share` will keep
-    out of training may.
+    Documents that their source marks as held out are never drawn. Documents that `held_out_share`
+    will later keep out of training may be.
     """
     drawn = []
     for document in read_block(block):

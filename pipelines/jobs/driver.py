@@ -1,4 +1,4 @@
-"""Runs a stage as a job, however it was submitted.
+"""Runs a stage as a Ray job, however the job was submitted.
 
 The stage's log is copied to the output, since a cluster's own logs are lost with it. When the job
 is stopped, the stage ends in good order. It reports versions that differ from the submitter's.
@@ -21,7 +21,8 @@ from pipelines.training.records import CHECKPOINTS
 
 @contextmanager
 def as_job(output: str) -> Iterator[None]:
-    """Wraps the work of a stage that writes `output`; does nothing where it is not a job."""
+    """Run the block, the work of a stage that writes `output`, as a job; does nothing outside of a
+    job."""
     log = log_file()
     if log is None:
         yield
@@ -37,10 +38,10 @@ def as_job(output: str) -> Iterator[None]:
 
 
 def log_file() -> Path | None:
-    """The file that Ray sends the output of this process to; None outside of a job."""
+    """Return the file that Ray sends the output of this process to; None outside of a job."""
     try:
         path = Path(os.readlink("/proc/self/fd/1"))
-    except OSError:  # there is no such thing on this system
+    except OSError:  # not on this system
         return None
     return path if path.name.startswith(OF_A_DRIVER) else None
 

@@ -1,4 +1,4 @@
-"""Shows what a job prints until it ends, whatever happens to the connection."""
+"""Prints a job's output until it ends, through lost connections."""
 
 import asyncio
 import time
@@ -20,10 +20,10 @@ SILENCE_S = 60.0
 
 
 def follow(server: JobServer, job_id: str, *, shown: int = 0) -> "JobDetails | None":
-    """Print a job's output as it comes, every character once, until the job has ended.
+    """Print a job's output as it arrives, without gaps or repeats, until the job has ended.
 
     Args:
-        shown: how many characters of it not to print.
+        shown: number of characters at the beginning that are not printed.
     Returns: the job; None if its cluster no longer knows it.
     """
     printed = _Printed(shown)
@@ -77,13 +77,13 @@ def _exit_code(job: "JobDetails") -> int:
 
 
 class _Printed:
-    """How much of a log has been printed."""
+    """Keeps track of how much of a log has been printed."""
 
     def __init__(self, characters: int) -> None:
         self._characters = characters
 
     def take(self, text: str, *, begins_at: int) -> None:
-        """Print what is new of a part of the log."""
+        """Print the part of `text` that has not been printed yet."""
         new = text[max(0, self._characters - begins_at) :]
         if new:
             print(new, end="", flush=True)
@@ -91,7 +91,7 @@ class _Printed:
 
 
 async def _stream(parts: AsyncIterator[str], printed: _Printed) -> None:
-    """Print a stream, which begins where the log does."""
+    """Print a stream that begins at the start of the log."""
     begins_at = 0
     while (text := await asyncio.wait_for(anext(parts, None), SILENCE_S)) is not None:
         printed.take(text, begins_at=begins_at)

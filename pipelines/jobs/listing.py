@@ -26,7 +26,8 @@ _PROGRESS = re.compile(
 
 
 def rows(server: JobServer) -> list[list[str]]:
-    """The submissions of `raybert submit`, in the order of their first attempts."""
+    """Return a row for each submission of `raybert submit`, in the order of their first
+    attempts."""
     jobs = [job for job in server.jobs() if (job.submission_id or "").startswith(f"{PREFIX}-")]
     submissions = {}
     for job in sorted(jobs, key=lambda job: job.start_time or 0):
@@ -59,12 +60,12 @@ def _row(server: JobServer, name: str, attempts: dict[int, "JobDetails"]) -> lis
 
 
 def figures_of_record(output: str) -> tuple[str, str, str]:
-    """Cost so far, share that is done and time left, by the record in an output; empty where it
-    lacks them, or cannot be read from here."""
+    """Return cost so far, share done and time left, from the record in an output; empty strings for
+    what the record lacks, or if it cannot be read from here."""
     place = files.join(output, RECORD) if files.is_uri(output) else output
     try:
         spent = read(place) if output else None
-    except (OSError, RaybertError):  # it is on a disk or in a bucket of the cluster's
+    except (OSError, RaybertError):  # it is on a disk or in a bucket that only the cluster reaches
         spent = None
     if spent is None:
         return "", "", ""
@@ -77,7 +78,7 @@ def figures_of_record(output: str) -> tuple[str, str, str]:
 
 
 def _progress(server: JobServer, job: "JobDetails") -> tuple[str, str]:
-    """How much is done and the time left, as the log says last."""
+    """Return the latest share done and time left in the job's log."""
     try:
         return progress_in(server.log(job.submission_id or "", patience_s=0))
     except ResourceError:
@@ -85,7 +86,7 @@ def _progress(server: JobServer, job: "JobDetails") -> tuple[str, str]:
 
 
 def progress_in(log: str) -> tuple[str, str]:
-    """How much is done and the time left, by the last line of a `Meter` in a log."""
+    """Return the share done and the time left, from the last line of a `Meter` in a log."""
     last = next(reversed(list(_PROGRESS.finditer(log))), None)
     return ("", "") if last is None else (last[1], last[2] or "")
 

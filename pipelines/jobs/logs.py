@@ -1,4 +1,4 @@
-"""The logs of a job, copied to its output, since those of a cluster go with it."""
+"""Copies a job's logs to its output, since the cluster's own logs are lost with the cluster."""
 
 import os
 import sys
@@ -28,10 +28,10 @@ Sizes = dict[str, int]
 
 @contextmanager
 def copied(log: Path, output: str) -> Iterator[None]:
-    """Inside, the logs of this job are copied to `output` every minute, and in the end.
+    """Copy this job's logs to `output` every minute while the block runs, and once at its end.
 
     Args:
-        log: of the driver, which is this process.
+        log: the log of the driver, which is this process.
     """
     copies, ended = _Copies(log, output), threading.Event()
 
@@ -51,7 +51,7 @@ def copied(log: Path, output: str) -> Iterator[None]:
 
 
 class _Copies:
-    """The log of a driver, and those of its workers on all nodes, in the output."""
+    """Keeps copies, in the output, of the driver's log and of its workers' logs on all nodes."""
 
     def __init__(self, log: Path, output: str) -> None:
         self._log, self._output = log, output
@@ -63,11 +63,11 @@ class _Copies:
         self._failed = False
 
     def bring_up_to_date(self) -> None:
-        """Copy what has changed. Never raises: a log that cannot be copied ends no run."""
+        """Copy what has changed. Never raises: a log that cannot be copied must not end a run."""
         try:
             started = files.join(self._output, STARTED)
             if not is_complete(self._output) and not files.exists(started):
-                return  # the folder is not yet this run's
+                return  # the folder does not belong to this run yet
             self._sizes[""] = copy_changed(
                 {"driver.log": self._log}, self._folder, self._sizes.get("", {})
             )
@@ -79,7 +79,7 @@ class _Copies:
             self._failed = True
 
     def _copy_on_nodes(self) -> None:
-        """Have every node copy the logs of its workers; one that fails is asked again later."""
+        """Have every node copy the logs of its workers; a node that fails is asked again later."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -101,11 +101,11 @@ class _Copies:
 
 
 def copy_of_this_node(job: str, folder: str, sizes: Sizes) -> Sizes:
-    """Copy the logs of a job's workers on this node, as a task of Ray.
+    """Copy the logs of a job's workers on this node, as a Ray task.
 
     Args:
-        job: Ray's id of it.
-        sizes: of what has been copied.
+        job: Ray's id of the job.
+        sizes: size of each log when it was last copied.
     """
     here = Path(os.readlink("/proc/self/fd/1")).parent
     logs = {path.name: path for path in here.glob(f"worker-*-{job}-*")}
@@ -113,7 +113,7 @@ def copy_of_this_node(job: str, folder: str, sizes: Sizes) -> Sizes:
 
 
 def copy_changed(logs: Mapping[str, Path], folder: str, sizes: Sizes) -> Sizes:
-    """Copy the logs whose sizes have changed; returns the sizes now."""
+    """Copy the logs whose sizes have changed; return all current sizes."""
     now = dict(sizes)
     for name, path in logs.items():
         if (size := path.stat().st_size) != sizes.get(name, 0):

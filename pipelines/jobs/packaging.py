@@ -1,8 +1,8 @@
 """Packages what is sent with a job: raybert's code, its configs, and the user's folder if given.
 
-The code is a package named by the hash of what is in it, so that the same code is sent once. It is
-a wheel in everything but its name: of a file called `.whl`, Ray would have pip install all that it
-requires on every node.
+The code is a package named by the hash of its contents, so that the same code is sent only once. It
+is a wheel in everything but its name: if the file ended in `.whl`, Ray would have pip install all
+its requirements on every node.
 """
 
 import hashlib
@@ -38,11 +38,11 @@ NOT_SENT = [
     "__pycache__",
     ".*_cache",
 ]
-_EARLIEST = (1980, 1, 1, 0, 0, 0)  # of a zip; files have no date, so that their hash has none
+_EARLIEST = (1980, 1, 1, 0, 0, 0)  # a zip's earliest date: the hash must not depend on dates
 
 
 def code_files() -> dict[str, bytes]:
-    """The files of raybert by their path in a wheel."""
+    """Return the contents of raybert's files by their paths in a wheel."""
     root = Path(pipelines.__file__).parents[1]
     paths = [path for name in PACKAGES for path in (root / name).rglob("*") if path.is_file()]
     code = {
@@ -56,7 +56,7 @@ def code_files() -> dict[str, bytes]:
 
 
 def digest_of(contents: Mapping[str, bytes]) -> str:
-    """Digest of files, by name and content."""
+    """Return the digest of files, by name and content."""
     digest = hashlib.sha256()
     for name, data in contents.items():
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
@@ -64,7 +64,8 @@ def digest_of(contents: Mapping[str, bytes]) -> str:
 
 
 def send_code(server: JobServer) -> str:
-    """Give the cluster this raybert's code, unless it has it; returns the package's URI."""
+    """Send this raybert's code to the cluster unless it already has it; return the package's
+    URI."""
     contents = code_files()
     uri = f"gcs://raybert-{digest_of(contents)}.zip"
     if not server.has_package(uri):
@@ -81,10 +82,10 @@ def send_code(server: JobServer) -> str:
 def runtime_env(
     server: JobServer, command: Sequence[str], working_dir: str | None
 ) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Ray's description of what a job needs, and the command line as the job runs it.
+    """Yield Ray's description of what a job needs, and the command line as the job runs it.
 
-    Without a folder of the user's, the job's folder has the files that `--config` names, and the
-    command line names them there.
+    Without a folder from the user, the job's folder holds the files that `--config` names, and the
+    command line refers to them there.
     """
     described: dict[str, Any] = {
         "env_vars": {
@@ -115,7 +116,7 @@ def _renamed(word: str, named: Mapping[str, str]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions on this machine that a job may depend on; a client has no torch."""
+    """Return the versions on this machine that a job may depend on; a client has no torch."""
     import platform
 
     installed = {"python": platform.python_version(), "raybert": code_version()}
@@ -126,7 +127,8 @@ def versions() -> dict[str, str]:
 
 
 def check_versions(server: JobServer) -> None:
-    """Raises: ConfigError if the cluster's Ray, or its minor version of Python, is another one."""
+    """Raise ConfigError if the cluster has another version of Ray, or another minor version of
+    Python."""
     here, there = versions(), server.versions()
     for name, parts in (("ray", 3), ("python", 2)):
         ours, theirs = (".".join(each[name].split(".")[:parts]) for each in (here, there))

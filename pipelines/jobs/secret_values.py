@@ -1,4 +1,4 @@
-"""Keeps secrets out of what a cluster records of a job: its command line and its configs."""
+"""Keeps secrets out of what a cluster records about a job: its command line and its configs."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ _SECRET_NAME = re.compile(
     r"|(?:secret|password|passwd|passphrase)$",
     re.I,
 )
-# NOTE: a secret key may contain a slash, as does what follows a port: http://mlflow:5000/a@b.
+# NOTE: a secret key may contain a slash, and so may what follows a port: http://mlflow:5000/a@b.
 _PASSWORD = re.compile(r"://(?!\[)[^/\s:@]*:(?!\d{1,5}/)[^\s@\"',]+@")
 _TOKEN = re.compile(r"https?://[^/\s:@\"',]+@", re.I)
 """Web services take a token in place of a user; a database's user alone is no secret."""
@@ -21,7 +21,8 @@ _SWITCH = re.compile(r"true|false|null|", re.I)
 
 
 def refuse_secrets(command: Sequence[str], config: Any) -> None:
-    """Raises: ConfigError, without the value, if a command line or a config holds a secret."""
+    """Raise ConfigError, which does not show the value, if a command line or a config holds a
+    secret."""
     for name, value in [*_options(command), *_values(config)]:
         named = [(name, value), *_PARAMETER.findall(value)]
         if (
@@ -38,7 +39,7 @@ def refuse_secrets(command: Sequence[str], config: Any) -> None:
 
 
 def _options(command: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Name and value of every option, and of every `NAME=value`."""
+    """Yield the name and value of every option, and of every `NAME=value`."""
     name = ""
     for word in command:
         before, equals, after = word.partition("=")
@@ -53,7 +54,7 @@ def _options(command: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _values(config: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted name and value of every text in a config."""
+    """Yield the dotted name and value of every text in a config."""
     if is_dataclass(config):
         for field in fields(config):
             yield from _values(getattr(config, field.name), f"{name}.{field.name}".lstrip("."))

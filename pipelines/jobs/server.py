@@ -1,4 +1,5 @@
-"""A cluster's job server, which may be away for a while: its head restarts, a connection breaks."""
+"""Talks to a cluster's job server, and waits if it is away: its head restarts, or a connection
+breaks."""
 
 import re
 import time
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 def seconds_of(field: str, text: str) -> float:
-    """`10m` → 600. Raises: ConfigError naming `field`."""
+    """Convert a duration to seconds: `10m` → 600. Raises: ConfigError naming `field`."""
     match = re.fullmatch(r"(\d+)([smh])", text)
     if match is None:
         raise ConfigError(f"{field}: wanted a duration such as 90s, 10m or 2h, got {text}")
@@ -49,18 +50,20 @@ class JobServerConfig:
 
 
 class AlreadySubmittedError(Exception):
-    """The id is taken: by another submission, or by this one, whose answer did not arrive."""
+    """The id is taken, by another submission or by this one, whose answer did not arrive."""
 
 
 class JobServer:
-    """Asks the job server, and waits while it does not answer, up to `patience_s` at a time."""
+    """Sends requests to the job server; while it does not answer, waits up to `patience_s` per
+    request."""
 
     def __init__(self, client: "JobSubmissionClient", patience_s: float) -> None:
         self._client, self._patience_s = client, patience_s
 
     @classmethod
     def of(cls, config: JobServerConfig) -> "JobServer":
-        """The configured one, which has to answer now. Raises: as `cluster.job_client` does."""
+        """Connect to the configured server, which has to answer now. Raises: as
+        `cluster.job_client` does."""
         client = cluster.job_client(config.address, allow_open_cluster=config.allow_open_cluster)
         return cls(client, seconds_of("patience", config.patience))
 
@@ -69,15 +72,17 @@ class JobServer:
         return self._client.get_address()
 
     def jobs(self) -> list["JobDetails"]:
-        """All jobs that were submitted to the cluster, by anyone."""
+        """Return all jobs that were submitted to the cluster, by anyone."""
         return [job for job in self._ask(self._client.list_jobs) if job.submission_id]
 
     def job(self, job_id: str) -> "JobDetails | None":
-        """None if the cluster does not know it: its head was replaced, or never had it."""
+        """Return the job; None if the cluster does not know it, because its head was replaced or
+        never had it."""
         return self._ask(lambda: _unless_unknown(self._client.get_job_info, job_id))
 
     def find(self, job_id: str) -> "JobDetails":
-        """A job by the id of an attempt, or of a submission, which means its last attempt.
+        """Return a job by the id of an attempt, or of a submission, which stands for its last
+        attempt.
 
         Raises: ConfigError, naming a similar id, if there is none.
         """
@@ -94,7 +99,7 @@ class JobServer:
         )
 
     def log(self, job_id: str, *, patience_s: float = LOG_PATIENCE_S) -> str:
-        """All that a job has printed; nothing if the cluster no longer knows it.
+        """Return all that a job has printed; empty if the cluster no longer knows it.
 
         Raises: ResourceError if it cannot be read, because its node is gone for example.
         """
@@ -123,7 +128,7 @@ class JobServer:
         self._ask(lambda: self._client.stop_job(job_id))
 
     def has_package(self, uri: str) -> bool:
-        """Whether the cluster has a package; if so it keeps it for some minutes."""
+        """Whether the cluster has a package; if so, the cluster keeps it for some minutes."""
         return self._ask(lambda: self._client._package_exists(uri))
 
     def send_package(self, uri: str, path: str) -> None:
@@ -131,7 +136,7 @@ class JobServer:
         self._ask(lambda: self._client._upload_package(uri, path, False, is_file=True))
 
     def versions(self) -> dict[str, str]:
-        """Versions of Python and Ray on the head."""
+        """Return the versions of Python and Ray on the head."""
         answer = self._ask(lambda: self._get("/api/v0/cluster_metadata"))
         return {"python": answer["pythonVersion"], "ray": answer["rayVersion"]}
 
@@ -142,7 +147,7 @@ class JobServer:
         return response.json()["data"]
 
     def _ask(self, question: Callable[[], T], patience_s: float | None = None) -> T:
-        """The answer, however often it takes until `patience_s` after the first failure."""
+        """Return the answer to `question`, retrying until `patience_s` after the first failure."""
         from ray.exceptions import AuthenticationError
         from requests import RequestException
 
@@ -182,7 +187,7 @@ class JobServer:
 
 
 def _is_a_servers(error: Exception) -> bool:
-    """Whether it is an error of the server, which may go by itself, not one of the request."""
+    """Whether the error is the server's, and may pass by itself, rather than the request's."""
     return bool(re.match(r"Request failed with status code 5\d\d", str(error)))
 
 

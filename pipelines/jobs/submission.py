@@ -1,9 +1,9 @@
-"""A command line as a job: its id, the same whenever the same work is asked for, and its attempts.
+"""Gives a command line its job id, the same whenever the same work is requested, and its attempts.
 
-The id is a function of the stage, of the fields that determine its output, which name its inputs,
-and of the output. How it runs (workers, tracking server) is left out, so that submitting it again
-with more workers finds the job that is running. The content of the inputs is left to the stage,
-which reads them where the job runs.
+The id is derived from the stage, its output, and the fields that determine its output, which
+include the names of its inputs. How the stage runs (workers, tracking server) is left out, so that
+submitting it again with more workers finds the job that is running. The content of the inputs is
+left to the stage, which reads them where the job runs.
 """
 
 import hashlib
@@ -28,17 +28,17 @@ PREFIX = "raybert"
 DIGEST_CHARACTERS = 12
 Ending = Literal["succeeded", "stopped", "lost", "preempted", "failed"]
 
-# Exit codes of a driver that got SIGTERM, and SIGKILL: by a shell, and by Python's subprocess.
+# Exit codes of a driver that got SIGTERM or SIGKILL: a shell's, and Python's subprocess's.
 _TERMINATED, _KILLED = (143, -15), (137, -9)
 # Ray's types of error for a job whose driver has disappeared.
 _GONE = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE")
-# The same where the node was replaced, and its job is still listed.
+# The same if the node was replaced and its job is still listed.
 _NO_SUPERVISOR = "failed to get job supervisor"
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A command line, and what it amounts to."""
+    """A command line, and the job that it stands for."""
 
     command: tuple[str, ...]
     config: Any
@@ -53,7 +53,7 @@ class Submission:
 
     @property
     def output(self) -> str:
-        """The stage's output; empty if it is not known here."""
+        """Return the stage's output; empty if it is not known here."""
         return "" if self.config is None else self.config.output
 
 
@@ -77,7 +77,7 @@ def submission_of(command: Sequence[str], folder: str) -> Submission:
 
 
 def config_files(command: Sequence[str]) -> list[str]:
-    """The files that `--config` names."""
+    """Return the files that `--config` names."""
     after_space = [value for word, value in pairwise([*command, ""]) if word == "--config"]
     after_equals = [word.partition("=")[2] for word in command if word.startswith("--config=")]
     return after_space + after_equals
@@ -108,18 +108,20 @@ def _described(config: Any) -> dict[str, Any]:
 
 
 def attempt_id(submission_id: str, number: int) -> str:
-    """Ray's id of an attempt: Ray takes an id only once."""
+    """Return Ray's id of an attempt. Each attempt has its own, since Ray accepts an id only
+    once."""
     return submission_id if number == 1 else f"{submission_id}-{number}"
 
 
 def split_attempt(job_id: str) -> tuple[str, int]:
-    """The submission and the number of an attempt: the inverse of `attempt_id`."""
+    """Split an attempt's id into the submission's id and the attempt's number: the inverse of
+    `attempt_id`."""
     match = re.fullmatch(rf"({PREFIX}-.+-[0-9a-f]{{{DIGEST_CHARACTERS}}})-(\d+)", job_id)
     return (match[1], int(match[2])) if match else (job_id, 1)
 
 
 def attempts_of(submission_id: str, jobs: Iterable["JobDetails"]) -> dict[int, "JobDetails"]:
-    """The attempts at a submission by their number, in order."""
+    """Return the attempts at a submission by their number, in order."""
     numbered = {
         number: job
         for job in jobs
@@ -130,10 +132,11 @@ def attempts_of(submission_id: str, jobs: Iterable["JobDetails"]) -> dict[int, "
 
 
 def ending_of(job: "JobDetails | None") -> Ending:
-    """How a job ended; None is one that its cluster no longer knows.
+    """Return how a job ended; None stands for a job that its cluster no longer knows.
 
-    A driver is *lost* if it was killed or its node went, *preempted* if its node was reclaimed or
-    it got SIGTERM by other means than `raybert jobs stop`, and has *failed* if it ended by itself.
+    A driver is *lost* if it was killed or its node was lost, *preempted* if its node was reclaimed
+    or it got SIGTERM by other means than `raybert jobs stop`, and has *failed* if it ended by
+    itself.
     """
     if job is None:
         return "lost"
