@@ -17,7 +17,7 @@ MAX_CHARACTERS_PER_WORD = 100
 
 
 def kind_of(inner: tokenizers.Tokenizer) -> TokenizerKind:
-    """Raises: FormatError for another algorithm."""
+    """Return the algorithm that splits words. Raises: FormatError if it is not supported."""
     name = type(inner.model).__name__.lower()
     if name not in get_args(TokenizerKind):
         raise FormatError(
@@ -28,7 +28,7 @@ def kind_of(inner: tokenizers.Tokenizer) -> TokenizerKind:
 
 
 def vocabulary_of(inner: tokenizers.Tokenizer) -> list[str]:
-    """The tokens in the order of their ids."""
+    """Return the tokens in the order of their ids."""
     ids = inner.get_vocab(with_added_tokens=True)
     return sorted(ids, key=ids.__getitem__)
 
@@ -41,15 +41,14 @@ def wordpiece(
     chinese_characters: bool = True,
     special: Mapping[str, str] | None = None,
 ) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """BERT's WordPiece over `vocabulary`, whose order gives the ids; or MPNet's, with RoBERTa's
-    special tokens and pairs, if the vocabulary has RoBERTa's names too.
+    """Make BERT's WordPiece over `vocabulary`, whose order gives the ids; or MPNet's, with
+    RoBERTa's special tokens and pairs, if the vocabulary has RoBERTa's names too.
 
     Args:
-        special: BERT's names of the special tokens → those of this vocabulary, where they are
-            others.
+        special: BERT's names of the special tokens → those of this vocabulary, where they differ.
         strip_accents: None strips them if text is lower-cased.
         chinese_characters: whether each is a separate word.
-
+    Returns: the tokenizer, and BERT's names of all special tokens → those of this vocabulary.
     Raises: FormatError if a special token is missing or a token occurs twice.
     """
     ids = {token: index for index, token in enumerate(vocabulary)}
@@ -82,7 +81,7 @@ def wordpiece(
 def byte_level_bpe(
     vocabulary: Sequence[str], merges: Sequence[tuple[str, str]], *, lowercase: bool
 ) -> tokenizers.Tokenizer:
-    """RoBERTa's byte-level BPE over `vocabulary`, whose order gives the ids."""
+    """Make RoBERTa's byte-level BPE over `vocabulary`, whose order gives the ids."""
     ids = {token: index for index, token in enumerate(vocabulary)}
     special = special_tokens(ids)
     inner = tokenizers.Tokenizer(models.BPE(ids, list(merges), unk_token=special[UNK]))
@@ -97,7 +96,7 @@ def byte_level_bpe(
 
 
 def unigram(pieces: Sequence[tuple[str, float]], *, lowercase: bool) -> tokenizers.Tokenizer:
-    """ALBERT's Unigram over pieces with their log probabilities, in id order."""
+    """Make ALBERT's Unigram over pieces with their log probabilities, in id order."""
     ids = {token: index for index, (token, _) in enumerate(pieces)}
     special = special_tokens(ids)
     inner = tokenizers.Tokenizer(models.Unigram(list(pieces), ids[special[UNK]], False))
@@ -113,7 +112,13 @@ def unigram(pieces: Sequence[tuple[str, float]], *, lowercase: bool) -> tokenize
 def bert_normalizer(
     lowercase: bool, strip_accents: bool | None = None, chinese_characters: bool = True
 ) -> normalizers.Normalizer:
-    """BERT's: clean text, CJK characters set apart, lower-cased without accents or neither."""
+    """Make BERT's normalizer, which cleans text and can separate CJK characters, strip accents and
+    lower-case.
+
+    Args:
+        strip_accents: None strips them if text is lower-cased.
+        chinese_characters: whether to put spaces around each.
+    """
     return normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=chinese_characters,
@@ -123,7 +128,8 @@ def bert_normalizer(
 
 
 def unigram_normalizer(lowercase: bool) -> normalizers.Normalizer:
-    """ALBERT's: plain quotes, compatibility forms, no accents, lower-cased or not."""
+    """Make ALBERT's normalizer: plain quotes, compatibility forms (NFKD), no accents; lower case if
+    `lowercase`."""
     steps = [
         normalizers.Replace("``", '"'),
         normalizers.Replace("''", '"'),

@@ -157,7 +157,7 @@ class TextTable:
 
 
 class _Lines:
-    """The lines of a file, counted, and those of the current row."""
+    """Iterates over the lines of a file, counts them, and keeps those of the current row."""
 
     def __init__(self, stream: Stream, line: int) -> None:
         self._lines = io.TextIOWrapper(
@@ -181,7 +181,7 @@ class _Lines:
         return line.removeprefix("\ufeff") if self.next_line == 2 else line
 
     def give_back(self) -> None:
-        """Read the lines after the row's first one again: they may be sound rows."""
+        """Put back the lines after the row's first, to be read again: they may be valid rows."""
         lines = self.of_row[1:]
         self._given_back.extendleft(reversed(lines))
         self.next_line -= len(lines)
@@ -189,8 +189,8 @@ class _Lines:
 
 
 def as_csv(source: str, mark: str) -> str:
-    """The way to write a table with quotes and another divider as CSV, in Python: pandas would
-    guess types, and make nothing of texts like "NA"."""
+    """Return how to convert a table with quotes and the divider `mark` to CSV in Python, for a
+    message. Not with pandas: it would guess types, and read texts like "NA" as missing."""
     first = "convert it with "
     if files.suffixes(source)[1]:
         source, first = source.rpartition(".")[0], "decompress it, and convert it with "
@@ -202,7 +202,8 @@ def as_csv(source: str, mark: str) -> str:
 
 
 def not_utf8_in(lines: Sequence[str]) -> str | None:
-    """The message about texts decoded with `surrogateescape`; None if all are UTF-8."""
+    """Return the message about the first text that is not UTF-8; None if all are. The texts were
+    decoded with `surrogateescape`."""
     for line in lines:
         try:
             line.encode()
@@ -212,7 +213,8 @@ def not_utf8_in(lines: Sequence[str]) -> str | None:
 
 
 def check_header(names: Sequence[str], source: str) -> None:
-    """Raises: CorpusError if a name occurs twice: one of its columns would be lost."""
+    """Check the column names. Raises: CorpusError if a name occurs twice: one of its columns would
+    be lost."""
     twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
     if twice is not None:
         raise CorpusError(
@@ -236,7 +238,8 @@ class ClassLabel(int):
 def with_classes(
     rows: Sequence[Mapping[str, Any]], classes: Mapping[str, Sequence[str]]
 ) -> Sequence[Mapping[str, Any]]:
-    """The rows with class numbers, and lists of them, as `ClassLabel`; class names are unchanged.
+    """Return the rows with class numbers, and lists of them, as `ClassLabel`; class names are
+    unchanged.
 
     Args:
         classes: column → names of its classes.
@@ -245,7 +248,8 @@ def with_classes(
 
 
 class _WithClasses(Mapping[str, Any]):
-    """A row of which a column is read when it is asked for, as from Parquet."""
+    """A row with class numbers as `ClassLabel`; a column is read when it is first used, as from
+    Parquet."""
 
     __slots__ = ("_classes", "_row")
 
@@ -276,7 +280,8 @@ def _as_class(value: Any, names: Sequence[str]) -> Any:
 
 
 def _classes_of(schema: pa.Schema) -> dict[str, list[str]]:
-    """Column → names of its classes, as the `datasets` library stores them with a schema."""
+    """Return column → names of its classes, as the `datasets` library stores them with a schema;
+    empty if there are none."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         classes = {name: _names_of(feature) for name, feature in features.items()}
@@ -286,7 +291,8 @@ def _classes_of(schema: pa.Schema) -> dict[str, list[str]]:
 
 
 def _names_of(feature: Any) -> list[str] | None:
-    """The names of a class label, or of a list of them (`Sequence`, `List`, `[…]`)."""
+    """Return the class names of a feature that is a class label, or a list of class labels
+    (`Sequence`, `List`, `[…]`); None for other features."""
     if isinstance(feature, list):
         return _names_of(feature[0])
     if "feature" in feature:
@@ -295,13 +301,14 @@ def _names_of(feature: Any) -> list[str] | None:
 
 
 def table_rows(data: bytes, source: str, *, keep: bool = False) -> Sequence[Any]:
-    """Rows of a CSV, TSV, JSON or Parquet file, values by column; what it is, its contents say, or
-    its name.
+    """Return the rows of a CSV, TSV, JSON or Parquet file, each with its values by column. The
+    format is detected from the contents, or else from the name.
 
     Args:
-        data: decompressed.
-        keep: whether an `Unread` stands for a row that cannot be read.
-    Raises: CorpusError naming the file, and the bad row unless `keep`.
+        data: the file's contents, decompressed.
+        source: the file's name.
+        keep: whether to return an `Unread` in place of a row that cannot be read.
+    Raises: CorpusError naming the file if it cannot be read; for a bad row only unless `keep`.
     """
     head = data[:HEAD_BYTES]
     suffix = format_of(head, source)
@@ -330,10 +337,10 @@ def table_rows(data: bytes, source: str, *, keep: bool = False) -> Sequence[Any]
 
 
 def parquet_rows(data: bytes, source: str) -> Sequence[Mapping[str, Any]]:
-    """Rows of a Parquet file, of which a column is read when it is asked for; class numbers become
-    `ClassLabel` if it has the names.
+    """Return the rows of a Parquet file. A column is read when it is first used; class numbers
+    become `ClassLabel` if the file has the names of the classes.
 
-    Raises: CorpusError naming the file.
+    Raises: CorpusError naming the file if it cannot be read.
     """
     table = ParquetTable(data, source)
     check_header(table.schema.names, source)

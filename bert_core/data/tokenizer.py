@@ -1,8 +1,8 @@
 """Text to ids: BERT's and MPNet's WordPiece, RoBERTa's byte-level BPE, ALBERT's and XLM-RoBERTa's
 Unigram, any `tokenizer.json`.
 
-Its files are read and written by `data.tokenizer_files`, its parts are in `data.subwords`; training
-a vocabulary is left to `data.vocabulary`.
+Tokenizer files are read and written by `data.tokenizer_files`; the algorithms are in
+`data.subwords`; a vocabulary is trained by `data.vocabulary`.
 """
 
 import hashlib
@@ -68,7 +68,8 @@ class Tokenizer:
     ) -> None:
         """
         Args:
-            special: BERT's names of the special tokens → those that the files beside it state.
+            special: BERT's names of the special tokens → those that the tokenizer's other files
+                give.
         """
         stated = {PAD: inner.padding["pad_token"]} if inner.padding else {}
         # Truncation and padding are arguments here, never state loaded from a file.
@@ -98,7 +99,8 @@ class Tokenizer:
         chinese_characters: bool = True,
         special: Mapping[str, str] | None = None,
     ) -> "Tokenizer":
-        """BERT's or MPNet's, with the arguments and errors of `subwords.wordpiece`."""
+        """Make BERT's or MPNet's tokenizer; arguments and errors are those of
+        `subwords.wordpiece`."""
         inner, special = wordpiece(
             vocabulary,
             lowercase=lowercase,
@@ -112,26 +114,26 @@ class Tokenizer:
     def from_merges(
         cls, vocabulary: Sequence[str], merges: Sequence[tuple[str, str]], *, lowercase: bool
     ) -> "Tokenizer":
-        """RoBERTa's byte-level BPE over `vocabulary`, whose order gives the ids."""
+        """Make RoBERTa's byte-level BPE over `vocabulary`, whose order gives the ids."""
         return cls(byte_level_bpe(vocabulary, merges, lowercase=lowercase))
 
     @classmethod
     def from_pieces(cls, pieces: Sequence[tuple[str, float]], *, lowercase: bool) -> "Tokenizer":
-        """ALBERT's Unigram over pieces with their log probabilities, in id order."""
+        """Make ALBERT's Unigram over pieces with their log probabilities, in id order."""
         return cls(unigram(pieces, lowercase=lowercase))
 
     @classmethod
     def load(cls, folder: str | Path, among: Collection[str] | None = None) -> "Tokenizer":
         """Read `tokenizer.json`, or else `vocab.txt`, at a path or a URI.
 
-        In the output of a stage that makes a bundle, they are the bundle's. As in transformers,
-        what `tokenizer_config.json` says of the casing and accents of BERT's WordPiece, and of the
-        space before a text of RoBERTa's BPE, counts more than what `tokenizer.json` says; tokens
-        that only the files beside it list are added.
+        If the folder is the output of a stage that makes a bundle, the bundle's files are read. As
+        in transformers, `tokenizer_config.json` overrides `tokenizer.json` on the casing and
+        accents of BERT's WordPiece and on the space before a text of RoBERTa's BPE; and tokens that
+        only the other files list are added.
 
         Args:
-            among: the files of the folder that count; None for all.
-        Raises: FormatError if there is neither or the file cannot be read.
+            among: names of the folder's files to consider; None for all.
+        Raises: FormatError if there is neither file, or it cannot be read.
         """
         there = TokenizerFolder.of(folder, among)
         with there.reading():
@@ -145,10 +147,10 @@ class Tokenizer:
         return whole
 
     def _surround(self) -> None:
-        """Have the library add the special tokens that `encode` adds: if it adds none, it gets
-        BERT's template for one text and for two.
+        """Make the library add the same special tokens as `encode`: if it adds none, set BERT's
+        template for one text and for two.
 
-        Raises: FormatError if it adds others.
+        Raises: FormatError if it adds other tokens.
         """
         bare, whole = (
             self.inner.encode("", add_special_tokens=special).ids for special in (False, True)
@@ -160,7 +162,7 @@ class Tokenizer:
                 pair=f"{cls_} $A {sep} $B:1 {sep}:1",
                 special_tokens=[(cls_, self.cls_id), (sep, self.sep_id)],
             )
-            present = self.inner.post_processor  # one that only sets offsets
+            present = self.inner.post_processor  # it only sets offsets
             self.inner.post_processor = (
                 processors.Sequence([present, template]) if present else template
             )
@@ -173,7 +175,7 @@ class Tokenizer:
             )
 
     def files(self, model_max_length: int = 512, *, segments: bool = True) -> dict[str, bytes]:
-        """The files that transformers' AutoTokenizer reads, by name.
+        """Return the contents of the files that transformers' AutoTokenizer reads, by name.
 
         Args:
             segments: whether the model distinguishes two segments.
@@ -194,10 +196,11 @@ class Tokenizer:
             files.write_bytes(files.join(str(folder), name), data)
 
     def check_casing(self, source: str) -> None:
-        """Check that the vocabulary has the casing of the text that is looked up in it.
+        """Check that the casing of the vocabulary fits that of the text looked up in it.
 
         Raises: FormatError naming `source` if text is lower-cased but entries have capitals, which
-            could never match, or text is not and no entry has one, though some have letters.
+            could never match; or if text is not lower-cased and no entry has a capital, though
+            some have letters.
         """
         if self.kind == "bpe":
             return  # its alphabet of bytes has capitals whatever the text
@@ -241,8 +244,8 @@ class Tokenizer:
     def begins_word(self) -> np.ndarray:
         """For every id, whether its token begins a word; bool, (V,).
 
-        In WordPiece every token except continuations, or every token if the tokenizer marks none;
-        in the others those with a space.
+        In WordPiece these are all tokens but continuations, or all tokens if the tokenizer does
+        not mark continuations; in the other algorithms, tokens that begin with a space.
         """
         if self.kind == "wordpiece":
             mark = self.inner.model.continuing_subword_prefix
@@ -259,8 +262,9 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of what determines the ids: for BERT's WordPiece its casing, its vocabulary in
-        order and settings that are not BERT's."""
+        """sha256 of everything that determines the ids: for BERT's WordPiece, its casing, its
+        vocabulary in order, and settings that differ from BERT's; for others, the whole
+        `tokenizer.json`."""
         splits = self.inner.pre_tokenizer
         if self.kind != "wordpiece" or not isinstance(splits, pre_tokenizers.BertPreTokenizer):
             return hashlib.sha256(self.inner.to_str().encode()).hexdigest()
@@ -280,8 +284,8 @@ class Tokenizer:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _unusual_added_tokens(self) -> list[tokenizers.AddedToken]:
-        """The added tokens that change ids, unlike BERT's special tokens; whether white space
-        beside a token belongs to it makes no difference."""
+        """Return the added tokens that change ids, unlike BERT's special tokens. Flags about white
+        space beside a token make no difference to that."""
         return [
             token
             for token in self.inner.get_added_tokens_decoder().values()
@@ -331,7 +335,7 @@ class Tokenizer:
         return 1 in self.inner.encode("a", "a").type_ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
-        """The library's encoding of each text: ids without special tokens or offsets."""
+        """Return the library's encoding of each text: ids without special tokens, no offsets."""
         texts = list(texts)
         try:
             return self.inner.encode_batch_fast(texts, add_special_tokens=False)
@@ -340,10 +344,11 @@ class Tokenizer:
             return self.inner.encode_batch_fast(whole, add_special_tokens=False)
 
     def encode(self, texts: Sequence[str], max_length: int | None) -> list[np.ndarray]:
-        """Ids of `[CLS] text [SEP]`, uint32, one array per text.
+        """Return the ids of `[CLS] text [SEP]`, uint32, one array per text.
 
         Args:
-            max_length: total ids that a text is cut to; None keeps it whole.
+            max_length: number of ids to which a text is cut, special tokens included; None keeps it
+                whole.
         """
         keep = None if max_length is None else max_length - 2
         encodings = self.encode_batch(texts)
@@ -351,7 +356,8 @@ class Tokenizer:
         return [np.array(head + e.ids[:keep] + tail, dtype=np.uint32) for e in encodings]
 
     def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text without special tokens, uint32. Safe to call from several threads."""
+        """Return the ids of each text without special tokens, uint32. Safe to call from several
+        threads."""
         if len(texts) >= MANY_TEXTS and self._bulk is not None:
             with suppress(UnicodeEncodeError):  # a lone surrogate
                 column = pa.array(texts, pa.string())
@@ -360,7 +366,7 @@ class Tokenizer:
         return [np.array(e.ids, dtype=np.uint32) for e in self.encode_batch(texts)]
 
     def encode_column(self, texts: pa.Array | pa.ChunkedArray) -> pa.ListArray:
-        """Ids without special tokens, one list per text. Nulls count as empty.
+        """Return the ids without special tokens, one list per text. Nulls count as empty.
 
         Raises: TypeError for an Arrow type other than `pa.string()`, and for a chunked array.
         """

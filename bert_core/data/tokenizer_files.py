@@ -1,4 +1,4 @@
-"""The files of a tokenizer: what they say together, as transformers reads them; writing them."""
+"""Reads the files of a tokenizer, combined as transformers combines them, and writes them."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -29,8 +29,8 @@ BERTS = {
 }  # fmt: skip
 _MOST_TOKENS = 1 << 30
 """transformers writes a number of 31 digits where there is no limit."""
-# Classes that put a space before every text where `add_prefix_space` says so, else nowhere,
-# whatever `tokenizer.json` says.
+# Classes that put a space before every text if and only if `add_prefix_space` is set, whatever
+# `tokenizer.json` says.
 WITH_PREFIX_SPACE = {"Roberta", "Deberta", "Longformer", "GPT2", "Bart", "LED"}
 # Classes whose models have one segment.
 WITHOUT_SEGMENTS = {"DistilBert", "MPNet", "Roberta", "XLMRoberta", "Longformer", "Bart"}
@@ -40,7 +40,7 @@ SPECIAL = "special_tokens_map.json"
 SEGMENTS = "token_type_ids"
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 """Flags of an added token."""
-# Vocabulary files of other layouts, which are not read → how to make what is.
+# Vocabulary files of other layouts, which are not read → how to make a `tokenizer.json`.
 _BY_TRANSFORMERS = (
     "with transformers, AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
 )
@@ -59,7 +59,7 @@ class _Token:
     content: str
 
 
-# Entries that name a special token, the last of them first.
+# Entries that name a special token; the last of them takes precedence.
 _ENTRIES = {
     PAD: ("pad_token",),
     UNK: ("unk_token",),
@@ -67,7 +67,7 @@ _ENTRIES = {
     SEP: ("eos_token", "sep_token"),
     MASK: ("mask_token",),
 }
-# Types of the entries that are read of the files beside a vocabulary.
+# Types of the entries that are read from the files beside a vocabulary.
 _NAMED = str | _Token | None
 _MORE = list[str | _Token] | dict[str, str | _Token] | None
 _SPECIAL = {
@@ -95,10 +95,11 @@ class TokenizerFolder:
 
     @classmethod
     def of(cls, folder: str | Path, among: Collection[str] | None) -> "TokenizerFolder":
-        """The folder, or the bundle's in the output of a stage that makes one.
+        """Return the tokenizer's files in `folder`; if it is the output of a stage that makes a
+        bundle, those of the bundle.
 
         Args:
-            among: the files of the folder that count; None for all.
+            among: names of the folder's files to consider; None for all.
         """
         return cls(folder_with(str(folder), TOKENIZER, VOCABULARY) or str(folder), among)
 
@@ -117,14 +118,18 @@ class TokenizerFolder:
         return files.read_bytes(self.path(name))
 
     def json(self, name: str, hint: Any) -> Any:
-        """An object of the declared type; an empty one without the file. Raises: FormatError."""
+        """Read a JSON object of the type `hint`; empty if there is no such file.
+
+        Raises: FormatError if it is of another type.
+        """
         if not self.has(name):
             return {}
         return as_type(hint, parse_json(self.read(name), self.path(name)), self.path(name))
 
     @cached_property
     def source(self) -> str:
-        """The file that holds the vocabulary. Raises: FormatError if there is none that is read."""
+        """The name of the file that holds the vocabulary. Raises: FormatError if there is no
+        supported one."""
         for name in (TOKENIZER, VOCABULARY):
             if self.has(name):
                 return name
@@ -141,7 +146,7 @@ class TokenizerFolder:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Raises: FormatError that names a `tokenizer.json` which cannot be read."""
+        """Turn errors of the library into a FormatError that names the `tokenizer.json`."""
         try:
             yield
         except RaybertError:
@@ -155,8 +160,8 @@ class TokenizerFolder:
             ) from error
 
     def inner(self) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-        """The library's tokenizer without the tokens that only the files beside it list, and BERT's
-        names of the special tokens → those of these files."""
+        """Return the library's tokenizer, without tokens that only the files beside it list, and
+        BERT's names of the special tokens → the names in these files."""
         settings, path = self.settings, self.path(self.source)
         data = self.read(self.source)
         if self.source == TOKENIZER:
@@ -174,10 +179,11 @@ class TokenizerFolder:
         )
 
     def add_tokens(self, inner: tokenizers.Tokenizer) -> None:
-        """Add the tokens that only the files beside the vocabulary list, and make their special
-        ones special, which are never split; those that are not in the vocabulary are ignored.
+        """Add the tokens that only the files beside the vocabulary list to `inner`, in place. Mark
+        their special tokens as special, so that they are never split; special tokens that are not
+        in the vocabulary are ignored.
 
-        Raises: FormatError if a new token would not get its id.
+        Raises: FormatError if a new token would not get the id that its file gives.
         """
         known = set[str]()
         if self.source == TOKENIZER:
@@ -198,7 +204,10 @@ class TokenizerFolder:
         )
 
     def check_names(self, special: Mapping[str, str]) -> None:
-        """Raises: FormatError if transformers puts others than these tokens around a text."""
+        """Check that transformers puts these [CLS] and [SEP] around a text.
+
+        Raises: FormatError if the settings name other tokens.
+        """
         for name, token in (("cls_token", CLS), ("sep_token", SEP)):
             chosen = _content(self.settings.get(name) or special[token])
             if chosen != special[token]:
@@ -224,7 +233,7 @@ class TokenizerFolder:
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
-        """BERT's names of the special tokens → those that the files beside the vocabulary state."""
+        """BERT's names of the special tokens → the names in the files beside the vocabulary."""
         stated = {
             role: entries[name]
             for entries in (self.special, self.settings)
@@ -251,7 +260,7 @@ def contents_of(
     segments: bool,
     keeps_end: bool,
 ) -> dict[str, bytes]:
-    """The files that transformers' AutoTokenizer reads, by name.
+    """Return the contents of the files that transformers' AutoTokenizer reads, by name.
 
     Args:
         special: BERT's names of the special tokens → those of this vocabulary.
@@ -289,25 +298,28 @@ def contents_of(
 
 
 def limit_in(value: Any) -> int | None:
-    """The number of tokens that a setting limits texts to; None if it sets no limit."""
+    """Return the number of tokens to which a setting limits texts; None if it sets no limit."""
     is_limit = isinstance(value, int) and not isinstance(value, bool) and value < _MOST_TOKENS
     return value if is_limit else None
 
 
 def _is_of_bert(settings: Mapping[str, Any]) -> bool:
-    """Whether transformers reads the tokenizer by a class for BERT's WordPiece."""
+    """Whether transformers reads the tokenizer with a class for BERT's WordPiece."""
     return (_class_of(settings) or "Bert") in BERTS
 
 
 def _class_of(settings: Mapping[str, Any]) -> str:
-    """The class by which transformers reads the tokenizer, without `Tokenizer` and `Fast`; empty if
-    the file does not say."""
+    """Return the class with which transformers reads the tokenizer, without `Tokenizer` and `Fast`;
+    empty if the settings do not name it."""
     name = str(settings.get("tokenizer_class") or "")
     return name.removesuffix("Fast").removesuffix("Tokenizer")
 
 
 def _check_is_of_bert(path: str, settings: Mapping[str, Any]) -> None:
-    """Raises: FormatError if another class than BERT's cuts words in its own way first."""
+    """Check that the settings name no class but BERT's: others first split text in their own way.
+
+    Raises: FormatError if they do.
+    """
     if not _is_of_bert(settings):
         raise FormatError(
             f"{path}: wanted BERT's WordPiece, its {SETTINGS} names {settings['tokenizer_class']}, "
@@ -317,7 +329,8 @@ def _check_is_of_bert(path: str, settings: Mapping[str, Any]) -> None:
 
 
 def _override(inner: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> None:
-    """Change what transformers' class sets up itself, whatever `tokenizer.json` says."""
+    """Apply to `inner`, in place, the settings that transformers' class applies itself, whatever
+    `tokenizer.json` says."""
     normalizer, splits, name = inner.normalizer, inner.pre_tokenizer, _class_of(settings)
     if isinstance(normalizer, normalizers.BertNormalizer) and _is_of_bert(settings):
         inner.normalizer = _with_settings(normalizer, settings)
@@ -340,12 +353,13 @@ def _with_settings(normalizer: Any, settings: Mapping[str, Any]) -> normalizers.
 
 
 def _content(token: Any) -> str:
-    """The text of a special token, which is written with its flags or without."""
+    """Return the text of a special token, which files give with flags or as bare text."""
     return str(token["content"] if isinstance(token, Mapping) else token)
 
 
 def _additional_tokens(there: TokenizerFolder) -> list[str]:
-    """Special tokens beside the five usual ones, wherever transformers' version keeps them."""
+    """Return the special tokens besides the five usual ones, from every entry in which a version
+    of transformers keeps them."""
     names = ("additional_special_tokens", "extra_special_tokens")
     listed = [each.get(name) or [] for each in (there.settings, there.special) for name in names]
     return [
@@ -356,7 +370,8 @@ def _additional_tokens(there: TokenizerFolder) -> list[str]:
 
 
 def _added_tokens(there: TokenizerFolder) -> dict[int, tokenizers.AddedToken]:
-    """Tokens beside those of `vocab.txt` by id, wherever transformers' version keeps them."""
+    """Return the tokens besides those of `vocab.txt` by id, from every place in which a version of
+    transformers keeps them."""
     listed = there.json(ADDED, dict[str, int])
     tokens = {number: tokenizers.AddedToken(content) for content, number in listed.items()}
     for number, entry in (there.settings.get("added_tokens_decoder") or {}).items():

@@ -32,12 +32,12 @@ _JOINING = {"\u0e33", "\u0eb3", "\uff9e", "\uff9f"}
 class BulkUnigram(BulkEncoder):
     """Words are cut at white space.
 
-    The pre-tokenizer splits at every space before the model sees the text, so the best path is that
-    of every word. Whether all white space is a separator and nothing else is tried out; if not,
-    words are cut at single spaces only, and the rest of white space is part of a word. The
-    normalizer joins nothing with white space but some characters outside ASCII: a word that begins
-    or ends with such a character is tried out between separators, and if that makes a difference,
-    rows with it are encoded whole.
+    The pre-tokenizer splits at every space before the model sees the text, so the best path through
+    a text consists of the best paths through its words. A test finds out whether all white space
+    only separates words; if not, words are cut at single spaces only, and other white space is part
+    of a word. The normalizer may join white space with some characters outside ASCII: characters
+    at which words begin or end are tested between separators, and if one makes a difference, rows
+    that contain such a word are encoded whole.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
@@ -47,7 +47,7 @@ class BulkUnigram(BulkEncoder):
             for white in _white_space()
             for edge in ("", white)
         )
-        # Added tokens that may be met in normalized text only.
+        # Added tokens that may occur in normalized text only.
         self._normalized = {
             number: self._normalize(token.content)
             for number, token in inner.get_added_tokens_decoder().items()
@@ -114,11 +114,10 @@ class BulkUnigram(BulkEncoder):
         return has_added_token | self._depend_on_neighbours(words)
 
     def _depend_on_neighbours(self, words: Sequence[str]) -> Bool[np.ndarray, "words"]:
-        """Which words may have other ids in a text than alone, because normalization may join one
-        of their edges to the word beside it: those texts are tokenized whole.
+        """Return which words may have other ids in a text than on their own, because normalization
+        may join their first or last character with what is beside it.
 
-        A word of plain characters never does; others are asked about only if their edges are
-        unusual.
+        Only words whose first or last character is not plain are tested: others never have.
         """
         depend = np.zeros(len(words), dtype=bool)
         unusual = [n for n, word in enumerate(words) if not _PLAIN.issuperset(word[0] + word[-1])]
@@ -135,11 +134,11 @@ class BulkUnigram(BulkEncoder):
         )
 
     def _learn(self, edges: set[str]) -> None:
-        """Find out which characters, as the first and the last of a word, change nothing: between
-        words "a" and white space each has the ids that it has alone.
+        """Add to `_safe_edges` the characters that are safe as the first and last of a word:
+        between words "a" and white space they have the same ids as on their own.
 
-        Threads may do so at once: what they find is the same, and what is not found yet counts as
-        unsafe.
+        Several threads may do so at once: they find the same, and a character that is not tested
+        yet counts as unsafe.
         """
         new = sorted(edges - self._known_edges)
         self._known_edges.update(new)
@@ -157,13 +156,14 @@ class BulkUnigram(BulkEncoder):
 
 
 def _white_space() -> Iterator[str]:
-    """One character of white space, or two in a row."""
+    """Yield every character of white space, and every sequence of two."""
     for length in (1, 2):
         yield from map("".join, product(WHITE_SPACE, repeat=length))
 
 
 def _is_local(step: dict[str, Any]) -> bool:
-    """Whether a normalizer, the white space around a word aside, changes it as it does alone."""
+    """Whether a normalizer changes a word in a text as it does on its own, apart from white space
+    around it."""
     if step["type"] != "Replace":
         return step["type"] in _LOCAL
     pattern, content = step["pattern"], step["content"]
@@ -180,7 +180,8 @@ def _keeps_plain_text(inner: tokenizers.Tokenizer) -> bool:
 
 
 def _is_solid(text: str) -> bool:
-    """Whether it neither begins nor ends with what the pre-tokenizer takes for a space."""
+    """Whether a text is not empty and neither begins nor ends with what the pre-tokenizer takes for
+    a space."""
     return bool(text) and not any(end == _META or end.isspace() for end in (text[0], text[-1]))
 
 

@@ -7,16 +7,17 @@ from bert_core.data.special_tokens import OTHER_NAMES, SPECIAL_TOKENS
 from bert_core.data.subwords import CONTINUATION
 from bert_core.errors import FormatError
 
-# BERT's tokenizer makes each of them a word, so it finds no entry with one beside other characters.
+# BERT's tokenizer makes each of them a word, so an entry with one beside other characters never
+# matches.
 PUNCTUATION = frozenset(string.punctuation)
 MOST_UNREACHABLE = 0.25
 """Largest share of such entries in a `vocab.txt` of BERT's: published ones have some."""
 
 
 def tokens_in(data: bytes, path: str) -> list[str]:
-    """The tokens in the order of their ids, each with a name of its own.
+    """Return the tokens in the order of their ids; repeated tokens are renamed.
 
-    Raises: FormatError if it is no text, or another tokenizer's.
+    Raises: FormatError if the file is not UTF-8, or is the vocabulary of another tokenizer.
     """
     tokens = _each_once(_lines(data, path))
     _check_reachable(path, tokens)
@@ -36,8 +37,8 @@ def _lines(data: bytes, path: str) -> list[str]:
 
 
 def _each_once(tokens: Sequence[str]) -> list[str]:
-    """The lines of a `vocab.txt`, in which a token may occur twice: as in transformers its last
-    line counts, and no id moves. Those before it get names that no text can contain."""
+    """Rename repeated tokens, so that no id moves. As in transformers, the last line of a token
+    counts; its earlier lines get names that no text can contain."""
     last = {token: index for index, token in enumerate(tokens)}
     return [
         token if last[token] == index else f"{token} (line {index + 1})"
@@ -46,9 +47,10 @@ def _each_once(tokens: Sequence[str]) -> list[str]:
 
 
 def _check_reachable(path: str, tokens: Sequence[str]) -> None:
-    """Check that BERT's tokenizer, which a `vocab.txt` alone stands for, can give its entries.
+    """Check that BERT's tokenizer can produce these entries: a folder with only a `vocab.txt` is
+    read with that tokenizer.
 
-    Raises: FormatError if too many have a punctuation mark beside other characters.
+    Raises: FormatError if too many entries have a punctuation mark beside other characters.
     """
     bodies = {token: token.removeprefix(CONTINUATION) for token in tokens}
     split = [

@@ -1,6 +1,6 @@
-"""Text to a vocabulary, the same bytes in every process: WordPiece, byte-level BPE, Unigram.
+"""Trains a vocabulary, the same bytes in every process: WordPiece, byte-level BPE, Unigram.
 
-Which documents it is trained on is left to `pipelines.vocab`.
+`pipelines.vocab` chooses the documents to train on.
 """
 
 import json
@@ -43,7 +43,7 @@ def train_tokenizer(
     lowercase: bool,
     min_frequency: int = 2,
 ) -> Tokenizer:
-    """A tokenizer whose vocabulary is the same in every process, ids in canonical order.
+    """Train a tokenizer. Its vocabulary is the same in every process, with ids in canonical order.
 
     Args:
         min_frequency: a pair of pieces seen less often is not merged; Unigram has no such limit.
@@ -64,7 +64,8 @@ def _train_wordpiece(
 def _train_bpe(
     texts: Sequence[str], vocab_size: int, lowercase: bool, min_frequency: int
 ) -> Tokenizer:
-    """RoBERTa's byte-level BPE (Radford et al. 2019): special tokens, bytes, merges in order."""
+    """Train RoBERTa's byte-level BPE (Radford et al. 2019). Order of ids: special tokens, bytes,
+    merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     needed = len(BPE_SPECIAL) + len(alphabet)
     if vocab_size < needed:
@@ -95,11 +96,13 @@ def _train_bpe(
 def _train_unigram(
     texts: Sequence[str], vocab_size: int, lowercase: bool, min_frequency: int
 ) -> Tokenizer:
-    """ALBERT's Unigram (Kudo 2018): special tokens, characters, the rest, each by code points.
+    """Train ALBERT's Unigram (Kudo 2018). Order of ids: special tokens, characters, the rest, each
+    by code points.
 
-    The trainer of `tokenizers` gives the same pieces in every process, but scores whose last digits
-    depend on the order in which its threads add. So they are recomputed from integers: from counts
-    of the pieces as parts of words, then twice from counts in the best segmentation by these.
+    The trainer of `tokenizers` gives the same pieces in every process, but the last digits of its
+    scores depend on the order in which its threads add. So scores are recomputed from integers:
+    from counts of the pieces as parts of words, then twice from counts in the best segmentation
+    under the scores so far.
     """
     normalizer = unigram_normalizer(lowercase)
     words: Counter[str] = Counter()
@@ -128,7 +131,8 @@ def _train_unigram(
         max_piece_length=LONGEST_PIECE,
         show_progress=False,
     )
-    # Words are cut at unknown characters. What follows one does not begin a word: it gets no SPACE.
+    # Words are cut at unknown characters. The part after such a character gets no SPACE, since it
+    # does not begin a word.
     cuts = str.maketrans(dict.fromkeys(set(characters) - alphabet, " "))
     known = (
         " ".join(
@@ -148,7 +152,7 @@ def _train_unigram(
 
 
 def _parts(words: Counter[str], pieces: set[str]) -> Counter[str]:
-    """How often each piece is a part of a word."""
+    """Count how often each piece is a part of a word."""
     counts: Counter[str] = Counter()
     for word, times in words.items():
         for start in range(len(word)):
@@ -159,7 +163,7 @@ def _parts(words: Counter[str], pieces: set[str]) -> Counter[str]:
 
 
 def _segments(words: Counter[str], model: Tokenizer) -> Counter[str]:
-    """How often each piece is in the best segmentation of the words."""
+    """Count how often each piece is in the model's best segmentation of the words."""
     counts: Counter[str] = Counter()
     distinct = sorted(words)
     for word, ids in zip(
@@ -173,9 +177,11 @@ def _segments(words: Counter[str], model: Tokenizer) -> Counter[str]:
 
 
 def _scored(pieces: Sequence[str], counts: Counter[str]) -> list[tuple[str, float]]:
-    """Pieces with the logarithm of their share; one that was never used counts half.
+    """Return the special tokens with 0, and the pieces with the logarithm of their share of all
+    counts. A piece that was never used counts half.
 
-    Rounded to six decimals: more do not survive being written to a file and read back.
+    Logarithms are rounded to six decimals: more do not survive being written to a file and read
+    back.
     """
     total = sum(counts[piece] for piece in pieces)
     scored = [(piece, round(math.log(max(counts[piece], 0.5) / total), 6)) for piece in pieces]
@@ -183,11 +189,11 @@ def _scored(pieces: Sequence[str], counts: Counter[str]) -> list[tuple[str, floa
 
 
 def _alphabet(counts: Counter[str], continuations: set[str], vocab_size: int) -> list[str]:
-    """The characters to keep, the most frequent first.
+    """Return the characters to keep, the most frequent first.
 
     Args:
-        counts: in how many words each character is.
-        continuations: the characters that fill two places.
+        counts: the number of words that contain each character.
+        continuations: the characters that take two entries, with and without `##`.
     """
     by_count = sorted(sorted(counts), key=counts.__getitem__, reverse=True)
     kept = by_count[:LEAST_ALPHABET]
@@ -217,14 +223,14 @@ def train_vocabulary(
     lowercase: bool,
     min_frequency: int = 2,
 ) -> list[str]:
-    """The tokens of a WordPiece vocabulary, in canonical order.
+    """Train a WordPiece vocabulary, and return its tokens in canonical order.
 
     The order is: special tokens, then single characters by code point (each before its `##` form),
     then all other tokens by code points. The same texts give the same list in every process.
 
     Args:
-        texts: what to count words in; read twice.
-        vocab_size: most tokens, specials included. A small corpus gives fewer.
+        texts: the texts in which words are counted; they are read twice.
+        vocab_size: maximum number of tokens, special ones included. A small corpus gives fewer.
         min_frequency: a pair of pieces seen less often is not merged.
     Raises: CorpusError if there is no text; ConfigError if `vocab_size` cannot hold the alphabet.
     Source: Schuster and Nakajima 2012, as in `tokenizers`' WordPieceTrainer, which merges by count.
@@ -272,7 +278,8 @@ def train_vocabulary(
 
 
 def canonical_order(tokens: Iterable[str]) -> list[str]:
-    """Special tokens, single characters (plain before `##`), the rest; each by code points."""
+    """Return the tokens in canonical order: special tokens, single characters (plain before `##`),
+    the rest; each group by code points."""
 
     def key(token: str) -> tuple[int, str, bool]:
         surface = token.removeprefix(CONTINUATION) or token

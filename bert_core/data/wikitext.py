@@ -1,7 +1,7 @@
 """Articles of a Wikipedia dump (`pages-articles.xml`) as plain text. Pure: no files here.
 
-mwparserfromhell parses the markup. It takes quadratic time if brackets or tags are not closed, so a
-stack first cuts out, in linear time, all that holds no prose and every unmatched mark.
+mwparserfromhell parses the markup. It takes quadratic time if brackets or tags are not closed. So
+all that contains no prose, and every unmatched mark, is first cut out in linear time, with a stack.
 """
 
 import re
@@ -32,11 +32,11 @@ _TITLE = re.compile(rb"<title>(.*?)</title>")
 
 
 def dump_pages(data: bytes, source: str, offset: int = 0) -> Iterator[tuple[str, str]]:
-    """Title and wikitext of every article in `data`, a part of a dump from byte `offset` on.
+    """Yield title and wikitext of every article in `data`, a part of a dump from byte `offset` on.
 
     Pages of other namespaces, redirects, and pages that are not wikitext or have no text are
-    skipped; so is everything outside complete `<page>` elements. Of several revisions the last one
-    counts.
+    skipped; so is everything outside complete `<page>` elements. If a page has several revisions,
+    the last is used.
     Raises: CorpusError naming `source`, the byte and the title if a page is not well-formed.
     """
     end = 0
@@ -74,17 +74,19 @@ _QUOTES = re.compile(r"'{2,}")
 _HEADING = re.compile(r"^(={1,6})([^\n]+)\1[ \t]*$", re.MULTILINE)
 _LIST_MARKER = re.compile(r"^(?:[*#:;]+|-{4,})[ \t]*", re.MULTILINE)
 _EQUALS_SIGNS = re.compile(r"^=+", re.MULTILINE)
-# Marks where something was cut out. Removed from the input, like NUL, at which the parser stops.
+# Marks where something was cut out. It is removed from the input, and so is NUL, at which the
+# parser stops.
 _GAP = "\ufffc"
 _NO_TEXT = re.compile(f"[\x00{_GAP}]")
 
 
 def article_text(title: str, wikitext: str) -> str:
-    """The prose of an article: its title, then paragraphs and headings with blank lines between.
+    """Return the prose of an article: its title, then paragraphs and headings, separated by blank
+    lines; empty if it has no prose.
 
     Templates, tables, references, images, formulas and code are left out, and so are headings
-    without text under them; lists keep their lines. Empty if there is no prose at all. What
-    templates would show (measures, words in other scripts) is missing, as in any text without them.
+    without text under them; lists keep their lines. What templates would show (measures, words in
+    other scripts) is therefore missing.
     """
     text = _COMMENT.sub("", _NO_TEXT.sub("", wikitext))
     text = _QUOTES.sub(_apostrophes, _MAGIC_WORD.sub("", text))
@@ -109,8 +111,8 @@ def article_text(title: str, wikitext: str) -> str:
 
 
 def _apostrophes(quotes: re.Match[str]) -> str:
-    """The apostrophes that are shown of two or more in a row: those beyond italic (2), bold (3) or
-    both (5)."""
+    """Return the apostrophes to show for two or more in a row: those that are left after the marks
+    for italic (2), bold (3) or both (5)."""
     count = len(quotes[0])
     return "'" * (count - 5 if count > 5 else count == 4)
 
@@ -145,14 +147,14 @@ _MAX_DEPTH = 30  # the parser does not parse what is nested deeper than 40
 
 
 class _Output:
-    """The text that is kept, and the marks in it that are open.
+    """The text that is kept so far, and the marks in it that are not closed yet.
 
     A gap replaces each dropped mark, so that its neighbours do not form a new one.
     """
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
-        self._open: list[tuple[str, int]] = []  # the kinds of mark, and where in `pieces` they are
+        self._open: list[tuple[str, int]] = []  # kind of each open mark, and its place in `pieces`
         self._depths: Counter[str] = Counter()
 
     def opens(self, kind: str, mark: str) -> None:
@@ -163,7 +165,8 @@ class _Output:
         self.pieces.append(_GAP if too_deep else mark)
 
     def closes(self, kind: str, mark: str) -> None:
-        """Close the last mark of `kind`, dropping those opened since; without one, drop `mark`."""
+        """Close the last open mark of `kind`, and drop marks opened since. If none of that kind is
+        open, drop `mark`."""
         if not self._depths[kind]:
             self.pieces.append(_GAP)
             return
@@ -188,9 +191,9 @@ class _Output:
 
 
 def _cut_out(wikitext: str) -> str:
-    """`wikitext` without templates, tables, references, …, and without unmatched marks.
+    """Return `wikitext` without templates, tables, references, …, and without unmatched marks.
 
-    If marks overlap (`[[ {{ ]] }}`) the first to close counts.
+    If marks overlap (`[[ {{ ]] }}`), the pair that closes first is kept as a pair.
     """
     output, position = _Output(), 0
     endless: set[str] = set()  # tags that are not closed from here on
@@ -279,7 +282,8 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 
 
 def _tidied(text: str) -> str:
-    """`text` without gaps and what they leave behind: "()", "(, born", " ,", blank lines."""
+    """Return `text` without gaps and what they leave behind: "()", "(, born", " ,", blank
+    lines."""
     text = _at_gaps(_EMPTY_BRACKETS, _GAP, text)
     text = _at_gaps(_AFTER_BRACKET, "(", text)
     text = _at_gaps(_BEFORE_BRACKET, ")", text)
@@ -295,7 +299,7 @@ def _tidied(text: str) -> str:
 
 
 def _at_gaps(pattern: re.Pattern[str], instead: str, text: str) -> str:
-    """`text` with `instead` for each match that contains a gap."""
+    """Return `text` with each match that contains a gap replaced by `instead`."""
     if _GAP not in text:
         return text
     return pattern.sub(lambda match: match.expand(instead) if _GAP in match[0] else match[0], text)

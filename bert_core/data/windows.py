@@ -1,4 +1,4 @@
-"""Windows: token sequences that pass through an encoder together, and the places to score in them.
+"""Windows: token sequences that pass through an encoder together, and the positions to score.
 
 A task makes windows of its rows; `bert_core.batches` lays them out as tensors.
 """
@@ -63,17 +63,17 @@ class Window:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the row has more than its windows hold."""
+        """Whether some part of the row is in none of its windows."""
         return bool(self.cuts) or self.lacks_answer
 
     @property
     def tokens(self) -> int:
-        """Tokens of all sequences, each counted as long as the longest."""
+        """Number of tokens of all sequences, each padded to the longest."""
         return len(self.ids) * max(map(len, self.ids))
 
     @property
     def is_unlabelled(self) -> bool:
-        """Whether it should have labels but has none, so that nothing is learned from it."""
+        """Whether the window should have labels but has none: nothing is learned from it."""
         return bool(self.labels) and not any(map(len, self.labels.values()))
 
 
@@ -103,7 +103,11 @@ class InputSequence:
     """Whether they are those of the text's end."""
 
     def cuts(self, *texts: tuple[str, str, Ids]) -> tuple[Cut, ...]:
-        """The texts that were cut, from the name, the text and the ids of each."""
+        """Return a `Cut` for each of the sequence's texts that was cut.
+
+        Args:
+            texts: name, text and all ids of each text.
+        """
         return tuple(
             Cut(text, length, name, self.from_end)
             for (name, text, ids), length in zip(texts, self.lengths, strict=True)
@@ -112,18 +116,22 @@ class InputSequence:
 
 
 def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ids]:
-    """Ids of each text, without special tokens."""
+    """Return the ids of each text, without special tokens."""
     return tokenizer.ids(texts)
 
 
 def first_ids_of(
     tokenizer: Tokenizer, texts: Sequence[str], enough: int | None, *, from_end: bool = False
 ) -> list[Ids]:
-    """As `ids_of`, but of a long text only its beginning, or its end, of more than `enough` ids;
-    None takes all.
+    """Return the ids of each text as `ids_of` does, but for a long text only those of its
+    beginning, more than `enough` of them.
 
-    A text whose ids are all returned has at most `enough` of them, or is short: what is left out
-    never costs time. Texts are cut at white space, where every tokenizer here begins a new word.
+    So the rest of a long text takes no time. Texts are cut at white space, where every tokenizer
+    here begins a new word.
+
+    Args:
+        enough: number of ids; None returns all.
+        from_end: whether to return ids of the end of a long text rather than its beginning.
     """
     if enough is None:
         return ids_of(tokenizer, texts)
@@ -142,7 +150,7 @@ def first_ids_of(
 
 
 def end_of(text: str, characters: int, *, from_end: bool) -> str:
-    """The first or last `characters` of a text, and what is left of the word there."""
+    """Return the first `characters` of a text, or the last, extended to the whole word there."""
     if len(text) <= characters:
         return text
     if from_end:
@@ -155,7 +163,7 @@ def end_of(text: str, characters: int, *, from_end: bool) -> str:
 
 
 def pieces_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Pieces]:
-    """Each text in pieces, with their characters and words."""
+    """Return the pieces of each text, with their characters and words."""
     return [
         Pieces(
             np.array(encoding.ids, dtype=np.uint32),
@@ -174,12 +182,13 @@ def with_special_tokens(
     *,
     from_end: bool = False,
 ) -> InputSequence:
-    """`[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]` in its model's form.
+    """Return `[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]` in its model's form.
 
     Args:
-        max_length: total ids. Of a pair the longer text is cut first; if both are cut, the longer
-            one gets the odd place, as in tokenizers' `longest_first`.
-        from_end: whether what is kept of a text that is cut is its end.
+        max_length: maximum number of ids, special ones included; None keeps texts whole. In a pair,
+            the longer text is cut first; if both are cut, the longer text gets the odd place, as in
+            tokenizers' `longest_first`.
+        from_end: whether a text that is cut keeps its end rather than its beginning.
     """
     head, tail = [tokenizer.cls_id], [tokenizer.sep_id]
     if second is None:
@@ -203,12 +212,12 @@ def with_special_tokens(
 def kept_of(
     ids: Integer[np.ndarray, "_"], room: int, *, from_end: bool
 ) -> Integer[np.ndarray, "_"]:
-    """The first ids of a text, or the last, that there is room for."""
+    """Return the first `room` ids of a text; the last if `from_end`."""
     return ids[max(0, len(ids) - room) :] if from_end else ids[:room]
 
 
 def _fitted(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many ids to keep of two texts."""
+    """Return how many ids of two texts to keep, given their numbers and `room` for both."""
     if first + second <= room:
         return first, second
     short, long = sorted((first, second))
@@ -219,7 +228,7 @@ def _fitted(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def cut_rows(windows: Sequence[Window]) -> int:
-    """How many rows have more than their windows hold."""
+    """Count the rows of which some part is in no window."""
     return len({window.row for window in windows if window.is_cut})
 
 
@@ -234,14 +243,18 @@ class Slice:
     from its ends than from those of any other slice."""
 
     def holds(self, first: int, last: int) -> bool:
-        """Whether it has the pieces from `first` to `last`, both included."""
+        """Whether the slice contains the pieces from `first` to `last`, both included."""
         return self.first <= first and last < self.end
 
 
 def slices(pieces: int, room: int, stride: int) -> list[Slice]:
-    """Slices of at most `room` pieces; adjacent ones share `stride` pieces.
+    """Divide a text into slices of at most `room` pieces; adjacent slices share `stride` pieces.
 
-    Every piece is owned by exactly one slice. Raises: ValueError unless `stride` is below `room`.
+    Every piece is owned by exactly one slice. Raises: ValueError if `stride` is negative or not
+    below `room`.
+
+    Args:
+        pieces: the number of pieces of the text.
     """
     if not 0 <= stride < room:
         raise ValueError(f"stride: wanted at least 0 and below {room} pieces, got {stride}")

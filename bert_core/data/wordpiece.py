@@ -22,15 +22,16 @@ _PLAIN = r"^([0-9A-Za-z]+|[!-~])$"
 class BulkWordPiece(BulkEncoder):
     """Words are cut at ASCII white space and punctuation.
 
-    Why cutting first changes nothing: both steps before WordPiece look at one character at a time,
-    except NFD, which moves only marks, and never across an ASCII character; ASCII white space and
-    punctuation always end a word.
+    Cutting first does not change the ids. Both steps before WordPiece look at one character at a
+    time, except NFD, which moves only marks, and never across an ASCII character; and ASCII white
+    space and punctuation always end a word.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         super().__init__(inner)
         self._lowercase = inner.normalizer.lowercase
-        # Words are in lower case, in which an added token may be met that the text does not hold.
+        # Without added tokens: words are in lower case, and may equal an added token that the text
+        # does not contain.
         self._of_words = tokenizers.Tokenizer(inner.model)
         self._of_words.normalizer = inner.normalizer
         self._of_words.pre_tokenizer = inner.pre_tokenizer
@@ -50,7 +51,7 @@ class BulkWordPiece(BulkEncoder):
         data = _LOWER[data] if self._lowercase else data
         kind = _KIND[data]
         begins_word = kind == PUNCTUATION
-        follows = np.empty(len(data), dtype=bool)  # a word byte that a word byte precedes
+        follows = np.empty(len(data), dtype=bool)  # whether a byte of a word precedes this byte
         follows[:1] = False
         np.equal(kind[:-1], WORD, out=follows[1:])
         rows = row_offsets[:-1]

@@ -2,10 +2,10 @@
 
 Tokenizers disagree: WordPiece splits at punctuation, SentencePiece at white space only, byte-level
 BPE between letters and digits too. So words are found in the characters, and pieces are mapped to
-them. White space separates words. A part of a word is a punctuation mark, repeated or not, or what
-stands between two; in scripts that are written without spaces, every character. What normalisation
-removes, such as U+200B, belongs to no part, and a word that has nothing else is no evidence of
-anything.
+them. White space separates words. A part of a word is a punctuation mark, repeated or not, or the
+text between two punctuation marks; in scripts that are written without spaces, every character.
+Characters that normalisation removes, such as U+200B, belong to no part; a word of nothing else is
+ignored.
 """
 
 import re
@@ -32,14 +32,14 @@ _UNSPACED = (
 _PART = re.compile(f"{WORD}(?:[{WORD}{MARK}{NOTHING}]*[{WORD}{MARK}])?|[{PUNCTUATION}{UNSPACED}]m*")
 _INNER = re.compile(f"(?<={WORD}){PUNCTUATION}(?={WORD})")
 _EVIDENCE = re.compile(f"[{WORD}{PUNCTUATION}{UNSPACED}]")
-# As people write them: no space before the first, none after the second, none before the third.
+# How people write: no space before closing marks, after opening marks, or before suffixes.
 _CLOSING = re.compile(r"[.,;:!?%)\]}»”’…]+")
 _OPENING = re.compile(r"[(\[{«“‘¿¡]+")
 _SUFFIX = re.compile(r"['’](?:s|d|m|t|re|ve|ll)", re.IGNORECASE)
 
 
 class _Kinds(dict[int, str]):
-    """Code point → kind of character, filled as they occur; for `str.translate`."""
+    """Code point → kind of character, for `str.translate`; computed when first looked up."""
 
     def __missing__(self, code: int) -> str:
         self[code] = kind = _kind(chr(code))
@@ -64,18 +64,19 @@ def _kind(character: str) -> str:
 
 
 def kinds_of(text: str) -> str:
-    """The kind of each character."""
+    """Return the kinds of the characters of `text`, one letter each."""
     return text.translate(_KINDS)
 
 
 def is_evidence(text: str) -> bool:
-    """Whether anything is left of a text when what normalisation may remove is gone: white space,
-    control and format characters (U+200B), marks that combine with nothing (U+FE0F, U+0301)."""
+    """Whether a text has more than characters that normalisation may remove: white space, control
+    and format characters (U+200B), marks that combine with nothing (U+FE0F, U+0301)."""
     return _EVIDENCE.search(kinds_of(text)) is not None
 
 
 def parts_of(text: str) -> Spans:
-    """The parts of all words of a text, in order; combining marks belong to what they mark."""
+    """Return the parts of all words of a text, in order. A combining mark belongs to the character
+    that it modifies."""
     spans: list[tuple[int, int]] = []
     for match in _PART.finditer(kinds_of(text)):
         start, end = match.span()
@@ -101,14 +102,14 @@ class Units:
 
 
 def units_of(parts: Spans, offsets: Int[np.ndarray, "pieces 2"]) -> Units:
-    """The units of a text from its parts and the characters of its pieces.
+    """Return the units of a text, given its parts and the characters of its pieces.
 
-    A part of which no piece is left is in no unit.
+    A part without a piece, because normalisation removed it, is in no unit.
     """
     none = np.empty(0, dtype=np.int64)
     if not len(parts) or not len(offsets):
         return Units(none.reshape(0, 2), none, none, none)
-    # The first part of which a piece has characters; pieces of white space have none.
+    # For each piece, the first part of which it has characters; pieces of white space have none.
     part = np.minimum(np.searchsorted(parts[:, 1], offsets[:, 0], side="right"), len(parts) - 1)
     pieces = np.flatnonzero((parts[part, 0] < offsets[:, 1]) & (offsets[:, 0] < offsets[:, 1]))
     known, index, counts = np.unique(part[pieces], return_index=True, return_counts=True)
@@ -123,10 +124,10 @@ def units_of(parts: Spans, offsets: Int[np.ndarray, "pieces 2"]) -> Units:
 
 
 def in_one_word(text: str, spans: Spans) -> Bool[np.ndarray, "units"]:
-    """For each unit, whether it may go on with the word of the one before it.
+    """Return for each unit whether it may belong to the same word as the unit before it.
 
-    It does not after white space; nor where no space would be in any case, in scripts without; nor
-    between two punctuation marks, such as `).`, which are seldom one word.
+    It may not after white space; nor in scripts without spaces, where a missing space says nothing;
+    nor between two punctuation marks, such as `).`, which are seldom one word.
     """
     kinds, going_on = kinds_of(text), np.zeros(len(spans), dtype=bool)
     for place in range(1, len(spans)):
@@ -141,8 +142,8 @@ def in_one_word(text: str, spans: Spans) -> Bool[np.ndarray, "units"]:
 
 
 def inner_marks(lists: Iterable[Sequence[str]]) -> str:
-    """The punctuation marks that stand within words, such as those of `1,2-dichloro`, rather than
-    as words of their own between two others; sorted.
+    """Return the punctuation marks, sorted, that occur more often within words, such as those of
+    `1,2-dichloro`, than as separate words between two others.
 
     Args:
         lists: words of many texts.
@@ -161,8 +162,8 @@ def inner_marks(lists: Iterable[Sequence[str]]) -> str:
 
 
 def is_inner(text: str, spans: Spans, marks: str) -> Bool[np.ndarray, "units"]:
-    """For each unit, whether it is certainly of the word of the one before it: at one of `marks`
-    with something else right before and after it."""
+    """Return for each unit whether it certainly belongs to the same word as the unit before it: it
+    is one of `marks`, or follows one, with word characters right before and after the mark."""
     kinds, inner = kinds_of(text), np.zeros(len(spans), dtype=bool)
     for place in range(1, len(spans) - 1):
         start, end = spans[place]
@@ -172,11 +173,11 @@ def is_inner(text: str, spans: Spans, marks: str) -> Bool[np.ndarray, "units"]:
 
 
 def glue_of(tokens: Sequence[str]) -> Bool[np.ndarray, "words"]:
-    """For each word, whether people write it without a space before it.
+    """Return for each word whether people write it without a space before it.
 
-    So are punctuation marks after a word and a bracket before one, `'s`, and scripts without
-    spaces. Quotes, which may open or close, get one, and so do marks that would become a longer
-    one.
+    They write closing punctuation, words after an opening bracket, suffixes such as `'s`, and
+    scripts without spaces that way. Quotes, which may open or close, get a space; so do marks that
+    would become a longer mark if joined.
     """
     glued = np.zeros(len(tokens), dtype=bool)
     for place in range(1, len(tokens)):
@@ -198,8 +199,10 @@ def glue_of(tokens: Sequence[str]) -> Bool[np.ndarray, "words"]:
 def joined(
     tokens: Sequence[str], glued: Bool[np.ndarray, "words"] | None = None
 ) -> tuple[str, Spans]:
-    """Words with a space before each but the first and those that are `glued`, and the characters
-    of each."""
+    """Join words to a text, with a space before each but the first and those that are `glued`.
+
+    Returns: the text, and the range of characters of each word.
+    """
     lengths = np.array([len(token) for token in tokens], dtype=np.int64)
     spaces = np.ones_like(lengths) if glued is None else (~glued).astype(np.int64)
     spaces[:1] = 0
@@ -211,7 +214,11 @@ def joined(
 def crossed(
     glued: Int[np.ndarray, "words"], offsets: Int[np.ndarray, "pieces 2"]
 ) -> Bool[np.ndarray, "words"]:
-    """Which of these characters, ascending, begin within a piece."""
+    """Return which of these positions are within a piece, rather than at its beginning.
+
+    Args:
+        glued: positions of characters, ascending.
+    """
     if not len(offsets):
         return np.zeros(len(glued), dtype=bool)
     before = np.searchsorted(offsets[:, 0], glued, side="left") - 1

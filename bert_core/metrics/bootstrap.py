@@ -1,4 +1,5 @@
-"""How much metrics would vary on other rows of the same kind: rows resampled with replacement.
+"""Bootstrap: how much metrics would vary on other rows of the same kind, estimated by resampling
+rows with replacement.
 
 Source: Efron and Tibshirani 1993, chapter 13 (percentile intervals).
 """
@@ -25,10 +26,11 @@ def intervals(
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
-    """The interval that holds the middle `confidence` of each metric, over `samples` draws.
+    """Return the interval that contains the middle `confidence` of each metric's values over
+    `samples` draws.
 
     Args:
-        metrics: computed from columns with one entry per row.
+        metrics: function that computes the metrics from columns with one entry per row.
     """
     drawn: dict[str, list[float]] = {}
     for rows in _draws(columns, samples, seed):
@@ -71,14 +73,15 @@ def not_worse(
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> Verdict:
-    """Whether a model is not worse than another: it is worse if the whole interval is below zero.
+    """Compare a new model with an old one by paired bootstrap. The new model is worse if the whole
+    confidence interval of the difference is below zero.
 
     So a difference that these rows cannot distinguish from zero counts as not worse: few rows let
     more models pass than many.
 
     Args:
         metric: name of the metric that decides; higher is better.
-        metrics: computed from columns with one entry per row.
+        metrics: function that computes the metrics from columns with one entry per row.
         new: columns of the new model.
         old: columns of the other model on the same rows, in the same order.
     Raises: ConfigError if there are no rows, if the models have different numbers of them, or if a
@@ -92,7 +95,8 @@ def not_worse(
         )
 
     def difference(rows: np.ndarray) -> float | None:
-        """None if the rows lack the metric, as when none of a rare kind is drawn."""
+        """Return new − old; None if these rows lack the metric, as when no row of a rare kind is
+        drawn."""
         ours, theirs = metrics(_rows_of(new, rows)), metrics(_rows_of(old, rows))
         return ours[metric] - theirs[metric] if metric in ours and metric in theirs else None
 

@@ -2,8 +2,8 @@
 
 Source: Guo et al. 2017, section 2: answers are sorted by probability into bins of equal width, each
 without its lower end, and the bins' gaps are weighted by their share of all answers. The mean
-squared difference is Brier's (1950), of the answer alone: probabilities of other labels do not
-enter.
+squared difference is Brier's score (1950) of the given answers only, without the probabilities of
+other labels.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,8 @@ class Reliability:
 
     @property
     def expected_calibration_error(self) -> float:
-        """Mean over all answers of the gap, between probability and share, of their bins."""
+        """Mean over all answers of the gap in their bin between mean probability and the share of
+        right answers."""
         filled = self.counts > 0
         gaps = np.abs(self.confidence - self.accuracy)[filled]
         return float((gaps * self.counts[filled]).sum() / self.counts.sum())
@@ -55,10 +56,10 @@ class Reliability:
 def reliability(
     confidence: Float[np.ndarray, "claims"], is_right: Bool[np.ndarray, "claims"], bins: int = BINS
 ) -> Reliability:
-    """How well the probabilities of at least one answer fit the outcomes.
+    """Compute how well the probabilities of at least one answer fit the outcomes.
 
     Args:
-        confidence: from 0 to 1; 0 falls into the first bin.
+        confidence: the probability of each answer, from 0 to 1; 0 falls into the first bin.
         is_right: whether each answer is right.
     """
     edges = np.linspace(0.0, 1.0, bins + 1)

@@ -1,7 +1,7 @@
-"""How good predicted labels are: pure functions of label ids.
+"""Metrics of predicted labels: pure functions of label ids.
 
-In NumPy, since a bootstrap calls them thousands of times: scikit-learn 1.9 spends longer checking
-its arguments than counting, and an evaluation of 401 rows took 18 s instead of 2.
+They use NumPy, since a bootstrap calls them thousands of times: scikit-learn 1.9 spends longer
+checking its arguments than counting, and an evaluation of 401 rows took 18 s instead of 2.
 """
 
 import re
@@ -22,10 +22,11 @@ _POSITIVE: dict[tuple[str, ...], str] = {
 
 
 def f1_names(labels: Sequence[str], positive: str | None = None) -> dict[int, str]:
-    """Label id → the name of its F1 (`f1_of_spam`), for the label that F1 is asked of.
+    """Return label id → the name of its F1 metric (`f1_of_spam`), for the positive label.
 
-    Without `positive`, that is 1 of 0 and 1, or true; of two other labels it may be either, so both
-    get a name, and of more labels there is none.
+    If `positive` is None and there are two labels, the positive label is 1 (of 0 and 1) or true (of
+    true and false); of two other labels either may be, so both get a name. Empty if there are more
+    labels.
     """
     if positive is None and len(labels) == 2:
         positive = _POSITIVE.get(tuple(sorted(labels)))
@@ -48,13 +49,13 @@ def single_label_metrics(
     f1_of: Mapping[int, str] | None = None,
     out_of_scope: int | None = None,
 ) -> dict[str, float]:
-    """`accuracy`, `macro_f1`, `matthews`, and the F1 of single labels.
+    """Return `accuracy`, `macro_f1`, `matthews`, and the F1 of single labels.
 
-    `macro_f1` is over the labels that occur in either array; one that is never predicted counts as
-    0. `matthews` is 0 if all rows have one label (Gorodkin 2004 for more than two labels).
+    `macro_f1` is over the labels that occur in either array; a label that is never predicted counts
+    as 0. `matthews` is 0 if all rows have the same label (Gorodkin 2004 for more than two labels).
 
     Args:
-        f1_of: as `f1_names` gives them.
+        f1_of: label id → the name of its F1, from `f1_names`.
         out_of_scope: id of the label for rows that belong to no other; adds `in_scope_accuracy`,
             over the rows of other labels, and `out_of_scope_recall` (Larson et al. 2019, section
             4.2), each if there are such rows.
@@ -84,10 +85,14 @@ def multi_label_metrics(
     *,
     f1_of: Mapping[int, str] | None = None,
 ) -> dict[str, float]:
-    """`accuracy` (rows with exactly their labels), `micro_f1` and `macro_f1` of 0 or 1 per label,
-    and the F1 of single labels, as `f1_names` gives them.
+    """Return `accuracy` (the share of rows with exactly the right labels), `micro_f1`, `macro_f1`,
+    and the F1 of single labels.
 
-    A label that is neither predicted nor right counts as 0 in `macro_f1`.
+    A label that is neither predicted nor right in any row counts as 0 in `macro_f1`.
+
+    Args:
+        predicted: 0 or 1 per label; so are `labels`.
+        f1_of: label id → the name of its F1, from `f1_names`.
     """
     hits, guesses, support = (
         (table > 0).sum(axis=0) for table in (predicted * labels, predicted, labels)
@@ -106,9 +111,9 @@ def by_label(
     labels: Int[np.ndarray, "rows *labels"],
     names: Sequence[str],
 ) -> dict[str, dict[str, float]]:
-    """`precision`, `recall`, `f1` and `support` (rows that have it) of each label by itself.
+    """Return `precision`, `recall`, `f1` and `support` (rows that have it) of each label.
 
-    A ratio with nothing to divide by is 0.
+    A ratio is 0 if its denominator is 0.
 
     Args:
         predicted: one label id per row, or 0 or 1 per label; so are `labels`.
@@ -137,14 +142,15 @@ def _f1(hits: np.ndarray, guesses: np.ndarray, support: np.ndarray) -> np.ndarra
 def _f1(
     hits: int | np.ndarray, guesses: int | np.ndarray, support: int | np.ndarray
 ) -> float | np.ndarray:
-    """F1 from numbers of rows, or arrays of them: those for which a label is predicted rightly,
-    those for which it is predicted, and those that have it. 0 if there are none."""
+    """Return F1 from numbers of rows, or arrays of them: rows for which a label is predicted
+    correctly, rows for which it is predicted, and rows that have it. 0 if all are 0."""
     f1 = 2 * hits / np.maximum(guesses + support, 1)
     return f1 if isinstance(f1, np.ndarray) else float(f1)
 
 
 def _matthews(hits: np.ndarray, guesses: np.ndarray, support: np.ndarray) -> float:
-    """Gorodkin 2004, equation 8, from the same counts per label."""
+    """Return the Matthews correlation coefficient (Gorodkin 2004, equation 8) from the same counts
+    per label."""
     hits, guesses, support = (counts.astype(float) for counts in (hits, guesses, support))
     rows = support.sum()
     below = (rows**2 - guesses @ guesses) * (rows**2 - support @ support)
@@ -154,5 +160,5 @@ def _matthews(hits: np.ndarray, guesses: np.ndarray, support: np.ndarray) -> flo
 def wrong_labels(
     predicted: Int[np.ndarray, "rows *labels"], labels: Int[np.ndarray, "rows *labels"]
 ) -> Int[np.ndarray, "rows"]:
-    """How many labels of each row are wrong; 0 or 1 if rows have one label each."""
+    """Return the number of wrong labels of each row; 0 or 1 if rows have one label each."""
     return (predicted != labels).reshape(len(labels), -1).sum(axis=1)

@@ -1,14 +1,14 @@
 """Entities from tags, tags from entities, and how many entities are right. Pure functions.
 
-Entities are read as conlleval reads them (Tjong Kim Sang and Buchholz 2000): one begins at a `B`,
-or where the type differs from the previous one; so an `I` without a `B` begins one too, and nothing
-is lost from tags that break their scheme. An `E` ends one, as in conlleval, and so do `S`, `L` and
-`U`, which it does not know. One case differs: after an `E`, a `B` of the same type begins another
-entity, as in seqeval, where conlleval (version of 2004-01-26) has no rule and goes on with the
-first. All schemes are read by this one rule, so no entity changes if a scheme is recognised wrongly
-or several fit.
+Entities are read as conlleval reads them (Tjong Kim Sang and Buchholz 2000): an entity begins at a
+`B`, or where the type changes; so an `I` without a `B` begins an entity too, and nothing is lost
+from tags that break their scheme. An `E` ends an entity, as in conlleval, and so do `S`, `L` and
+`U`, which conlleval does not know. One case differs: after an `E`, a `B` of the same type begins
+another entity, as in seqeval; conlleval (version of 2004-01-26) has no rule for it and continues
+the first. All schemes are read by this same rule, so the entities do not change if a scheme is
+recognised wrongly or several fit.
 
-Tags may be a prefix alone, `B`, `I` and `O`: entities of one type without a name.
+Tags may consist of a prefix only, `B`, `I` and `O`: entities of a single type without a name.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -48,27 +48,28 @@ def is_of_entity(tag: str) -> bool:
 
 
 def are_nameless(tags: Collection[str]) -> bool:
-    """Whether these tags mark entities by prefixes alone; `S` and `O`, say, may be anything."""
+    """Whether these tags mark entities with prefixes only. They must include `B` or `I`: `S` and
+    `O` may be something else."""
     return {*tags} <= {OUTSIDE, *PREFIXES} and not {"B", "I"}.isdisjoint(tags)
 
 
 def type_of(tag: str) -> str:
-    """The type in a tag of an entity; empty if it has no name, and for `O`."""
+    """Return the type in a tag of an entity; empty if it has no name, and for `O`."""
     return tag.partition("-")[2]
 
 
 def types_of(tags: Iterable[str]) -> set[str]:
-    """The types in tags of entities."""
+    """Return the types in tags of entities, without that of `O`."""
     return {type_of(tag) for tag in tags if tag != OUTSIDE}
 
 
 def tag_of(prefix: str, kind: str) -> str:
-    """The tag of an entity's word."""
+    """Return the tag of a word in an entity of type `kind`, which may be empty."""
     return f"{prefix}-{kind}" if kind else prefix
 
 
 def entities_of(tags: Sequence[str]) -> list[Entity]:
-    """The entities in the tags of a sentence, ascending, whatever the scheme."""
+    """Return the entities in the tags of a sentence, ascending, whatever the scheme."""
     entities: list[Entity] = []
     open_type, first, ended = None, 0, True
     for place, tag in enumerate([*tags, OUTSIDE]):
@@ -85,10 +86,10 @@ def entities_of(tags: Sequence[str]) -> list[Entity]:
 
 
 def tags_of(entities: Iterable[Entity], words: int, scheme: Scheme) -> list[str]:
-    """The tags of a sentence of `words` words in a scheme: the inverse of `entities_of`.
+    """Return the tags of a sentence of `words` words in a scheme: the inverse of `entities_of`.
 
     Args:
-        entities: ascending, none within another.
+        entities: ascending and not overlapping.
     """
     tags = [OUTSIDE] * words
     before = None
@@ -108,9 +109,10 @@ def tags_of(entities: Iterable[Entity], words: int, scheme: Scheme) -> list[str]
 
 
 def scheme_of(labels: Sequence[str]) -> Scheme:
-    """The scheme that a model with these entity labels writes.
+    """Return the tag scheme of a model with these entity labels.
 
-    Only IOB1 lacks `B-` for types that never directly follow an entity of the same type.
+    If a type has no `B-` label, it is IOB1, which uses `B-` only directly after an entity of the
+    same type.
     """
     prefixes = {label.partition("-")[0] for label in labels}
     if prefixes & {"L", "U"}:
@@ -122,18 +124,18 @@ def scheme_of(labels: Sequence[str]) -> Scheme:
 
 
 def runs_of(tags: Sequence[str]) -> list[Entity]:
-    """The entities in tags of which some or all are of no scheme; neighbours with one such tag are
-    one, as in transformers."""
+    """Return the entities in tags of which some or all belong to no scheme. Adjacent words with the
+    same such tag form one entity, as in transformers."""
     return entities_of([tag if is_of_entity(tag) else f"I-{tag}" for tag in tags])
 
 
 def name_of(kind: str) -> str:
-    """The name of a type in answers."""
+    """Return the name of a type in answers; `NAMELESS` if it has none."""
     return kind or NAMELESS
 
 
 def breaks(tags: Sequence[str], scheme: Scheme) -> int:
-    """How many tags of a sentence differ from those that the scheme has for its entities."""
+    """Count the tags of a sentence that differ from those that the scheme has for its entities."""
     written = tags_of(entities_of(tags), len(tags), scheme)
     return sum(tag != other for tag, other in zip(tags, written, strict=True))
 
@@ -141,11 +143,11 @@ def breaks(tags: Sequence[str], scheme: Scheme) -> int:
 def recognised(
     sentences: Iterable[Sequence[str]], usual: Scheme | None = None
 ) -> tuple[Scheme, int]:
-    """The scheme that the fewest tags break, and how many do.
+    """Return the scheme that the fewest tags break, and how many tags break it.
 
     Args:
-        usual: preferred among schemes that fit equally well; otherwise the first of them in the
-            order of `SCHEMES` is taken.
+        usual: the scheme to prefer among those that fit equally well; otherwise the first of them
+            in the order of `SCHEMES` is taken.
     """
     sentences = list(sentences)
     counts = {scheme: sum(breaks(tags, scheme) for tags in sentences) for scheme in SCHEMES}
@@ -154,7 +156,8 @@ def recognised(
 
 
 def entity_metrics(counts: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """`precision`, `recall` and `f1` from the counts summed over all rows (conlleval's overall).
+    """Return `precision`, `recall` and `f1` from the counts summed over all rows (conlleval's
+    overall figures).
 
     Args:
         counts: `correct`, `predicted` and `wanted` entities per row.
@@ -175,7 +178,7 @@ def entity_metrics(counts: Mapping[str, np.ndarray]) -> dict[str, float]:
 def entity_metrics_by_type(
     columns: Mapping[str, np.ndarray], types: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """`entity_metrics` and `support` (annotated entities) of each type by itself.
+    """Return `entity_metrics` and `support` (the number of annotated entities) of each type.
 
     Args:
         columns: `correct`, `predicted` and `wanted`, (rows, types).
@@ -191,12 +194,13 @@ def entity_metrics_by_type(
 
 
 def tagged_entity_metrics(columns: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """`entity_metrics`; `surface_f1` over distinct entities (WNUT 2017); and those of plain texts
-    as `text_…`.
+    """Return `entity_metrics`, `surface_f1` over distinct entities (WNUT 2017), and the
+    `entity_metrics` of plain texts as `text_…`.
 
     Args:
-        columns: counts of entities; `surfaces` and `wanted_surfaces`, a set of entities per row;
-            counts in plain texts, if there are any, as `text_correct` and so on.
+        columns: counts of entities as in `entity_metrics`; `surfaces` and `wanted_surfaces`, a set
+            of entities per row; counts in plain texts, if there are any, as `text_correct` and so
+            on.
     """
     found, wanted = (set().union(*columns[name]) for name in ("surfaces", "wanted_surfaces"))
     different = {"correct": len(found & wanted), "predicted": len(found), "wanted": len(wanted)}
@@ -211,7 +215,8 @@ def tagged_entity_metrics(columns: Mapping[str, np.ndarray]) -> dict[str, float]
 
 
 def tag_accuracy(columns: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The share of words with the right tag, and that in plain texts as `text_accuracy`.
+    """Return the share of words with the right tag as `accuracy`, and that in plain texts as
+    `text_accuracy`.
 
     Args:
         columns: counts of words, named as those of `tagged_entity_metrics`.
@@ -234,7 +239,8 @@ def _of_plain_texts(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def misplaced(columns: Mapping[str, np.ndarray]) -> Int[np.ndarray, "rows"]:
-    """How many entities of each row are wrong; one predicted instead of another counts once.
+    """Return the number of wrong entities of each row. An entity predicted instead of another
+    counts once.
 
     Args:
         columns: `correct`, `predicted` and `wanted`, (rows, types).

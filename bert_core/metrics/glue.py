@@ -1,4 +1,4 @@
-"""GLUE: its sets, the metrics that count, the overall score, and the files that its server accepts.
+"""GLUE: its sets, their scored metrics, the overall score, and the files that its server accepts.
 
 Source: Wang et al. 2019, and gluebenchmark.com (the files of a submission and their contents).
 """
@@ -84,12 +84,13 @@ SCORED_TASKS = [name for name, one in SETS.items() if one.task is None]
 
 
 def task_scores(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The score of each task: the mean of its metrics; for MNLI, over both of its sets.
+    """Return the score of each task: the mean of its metrics; for MNLI, over both of its sets.
 
     Args:
         metrics: name of a set → its metrics.
-    Returns: the tasks all of whose sets are given. The mean of all nine is GLUE's score.
-    Raises: ConfigError if a set lacks a metric that counts.
+    Returns: task → score, for tasks all of whose sets are given. The mean of all nine is GLUE's
+        score.
+    Raises: ConfigError if a set lacks a metric that is scored.
     """
     values: dict[str, list[float]] = {}
     for name, glue_set in SETS.items():
@@ -113,7 +114,8 @@ def task_scores(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def submission_lines(answers: Sequence[str | float]) -> str:
-    """A file of a submission: a header, then each row's number, from 0, and its answer.
+    """Return the contents of a submission's file: a header, then each row's number, from 0, and its
+    answer.
 
     Args:
         answers: labels as published, or numbers, which are clipped to STS-B's scale and written

@@ -9,9 +9,10 @@ Labels = Iterable[Integer[np.ndarray, "_"]]
 
 
 def unigram_baseline(train: Labels, held_out: Labels, vocab_size: int) -> tuple[float, float]:
-    """Predict `held_out` ids by their frequency in `train`: mean loss in nats, and accuracy.
+    """Predict `held_out` ids by their frequency in `train`; return the mean loss in nats, and the
+    accuracy.
 
-    Every id counts once more than it was seen, so that none is impossible (Laplace).
+    Every id counts once more than it was seen, so that none has probability 0 (Laplace).
     """
     seen = np.ones(vocab_size)
     for ids in train:
@@ -30,14 +31,14 @@ def masked_word_metrics(
     masks: Integer[np.ndarray, "rows"],
     answered: Integer[np.ndarray, "rows"],
 ) -> dict[str, float]:
-    """`accuracy` over the masks of all rows, where a mask that was cut off counts as wrong, and
-    `perplexity` over the others.
+    """Return `accuracy` over the masks of all rows, where a mask that was cut off counts as wrong,
+    and `perplexity` over the masks that were not cut off.
 
     Args:
-        hits: per row, masks whose best candidate is the word.
-        log_shares: per row, the sum over its masks of the log probability given to the word.
-        masks: masks per row.
-        answered: masks per row that were not cut off.
+        hits: per row, the number of masks whose best candidate is the right word.
+        log_shares: per row, the sum over its masks of the log probability of the right word.
+        masks: the number of masks per row.
+        answered: the number of masks per row that were not cut off.
     """
     loss = -log_shares.sum() / answered.sum() if answered.any() else 700.0
     return {

@@ -1,4 +1,4 @@
-"""How good predicted numbers are, with scipy. Pure functions."""
+"""Metrics of predicted numbers, with scipy. Pure functions."""
 
 import numpy as np
 from jaxtyping import Float
@@ -7,10 +7,10 @@ from jaxtyping import Float
 def correlations(
     predicted: Float[np.ndarray, "rows"], labels: Float[np.ndarray, "rows"]
 ) -> dict[str, float]:
-    """`pearson`, `spearman`, their mean `correlation` (GLUE's for STS-B), `mse`, and its root
-    `rmse`, which is an error in the labels' unit.
+    """Return `pearson`, `spearman`, their mean `correlation` (GLUE's for STS-B), `mse`, and its
+    root `rmse`, which is in the labels' unit.
 
-    The correlations are 0 if either side is constant, where they are undefined.
+    If either array is constant, the correlations are undefined and reported as 0.
     """
     from scipy.stats import pearsonr, spearmanr
 

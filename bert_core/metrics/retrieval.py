@@ -1,5 +1,5 @@
-"""How well a query's right passages are found: by vectors among all passages of a set, or by scores
-among the passages of the query. Pure functions."""
+"""Metrics of search: how high the relevant passages of a query rank, by vectors among all passages
+of a set, or by scores among the query's own passages. Pure functions."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -21,10 +21,13 @@ def ranks_of(
     passages: Float[np.ndarray, "passages size"],
     targets: Int[np.ndarray, "rows"],
 ) -> Float[np.ndarray, "rows"]:
-    """The rank of each query's target, its right passage, among all passages by dot product; 1 is
-    the best.
+    """Return the rank of each query's relevant passage among all passages by dot product; 1 is the
+    best.
 
     Passages with equal products share the mean of their ranks, so identical vectors gain nothing.
+
+    Args:
+        targets: for each query, the index of its relevant passage.
     """
     ranks = np.empty(len(queries))
     for start in range(0, len(queries), QUERIES_AT_ONCE):
@@ -36,7 +39,8 @@ def ranks_of(
 def sparse_ranks_of(
     queries: "csr_array", passages: "csr_array", targets: Int[np.ndarray, "rows"]
 ) -> Float[np.ndarray, "rows"]:
-    """`ranks_of` sparse vectors, a row each: (rows, size) and (passages, size)."""
+    """Return the ranks as `ranks_of` does, for sparse matrices with a vector per row: (rows, size)
+    and (passages, size)."""
     ranks = np.empty(len(targets))
     for start in range(0, len(targets), QUERIES_AT_ONCE):
         batch = slice(start, start + QUERIES_AT_ONCE)
@@ -55,10 +59,12 @@ def _shared_ranks(
 def retrieval_columns(
     ranks: Float[np.ndarray, "rows"], query: Int[np.ndarray, "rows"]
 ) -> dict[str, np.ndarray]:
-    """The columns for `retrieval_metrics`; a row is a query with one of its right passages.
+    """Return the columns for `retrieval_metrics`; a row is a query with one of its relevant
+    passages.
 
     Args:
-        query: equal numbers for rows with the same query, which has several right passages.
+        ranks: the rank of each row's passage.
+        query: the same number for rows with the same query, which has several relevant passages.
     """
     _, places, counts = np.unique(query, return_inverse=True, return_counts=True)
     best = np.full(len(counts), np.inf)
@@ -67,10 +73,10 @@ def retrieval_columns(
 
 
 def retrieval_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str, float]:
-    """`mrr` and `recall_at_…`, averaged over queries.
+    """Return `mrr` and `recall_at_…`, averaged over queries.
 
-    The reciprocal rank is that of the best right passage (Voorhees 1999); recall at k is the share
-    of a query's right passages that are among the first k (Manning et al. 2008, 8.3).
+    The reciprocal rank is that of the best relevant passage (Voorhees 1999); recall at k is the
+    share of a query's relevant passages that are among the first k (Manning et al. 2008, 8.3).
     """
     weight = columns["weight"] / columns["weight"].sum()
     return {
@@ -84,15 +90,16 @@ def ranking_columns(
     relevance: Float[np.ndarray, "rows"],
     query: Int[np.ndarray, "rows"],
 ) -> dict[str, np.ndarray]:
-    """The columns for `ranking_metrics`; a row is a query with one of its passages.
+    """Return the columns for `ranking_metrics`; a row is a query with one of its passages.
 
-    The figures are those of the row's query. Only its first row has a weight, and none if no
-    passage is relevant: rows that are drawn at random then draw queries, whose rows are not
-    independent.
+    `ndcg` and `reciprocal_rank` are those of the row's query. The weight is 1 in the first row of a
+    query that has a relevant passage, and 0 in all other rows. So a bootstrap that draws rows in
+    effect draws queries, whose rows are not independent.
 
     Args:
-        relevance: at least 0, which is not relevant.
-        query: equal numbers for rows with the same query.
+        predicted: the score of each row's passage.
+        relevance: the relevance of each row's passage, at least 0; 0 is not relevant.
+        query: the same number for rows with the same query.
     """
     ndcg, reciprocal, misplaced = (np.zeros(len(query)) for _ in range(3))
     weight = np.zeros(len(query))
@@ -119,8 +126,8 @@ def ranking_columns(
 
 
 def ranking_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str, float]:
-    """`ndcg_at_10` and `mrr_at_10`, averaged over the queries that have a relevant passage; 0 if
-    none has.
+    """Return `ndcg_at_10` and `mrr_at_10`, averaged over the queries that have a relevant passage;
+    0 if none has.
 
     The gain of a passage is its relevance (Järvelin and Kekäläinen 2002), not a power of it.
     """
@@ -132,14 +139,14 @@ def ranking_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[st
 
 
 def _mean_ranks(scores: Float[np.ndarray, "passages"]) -> Float[np.ndarray, "passages"]:
-    """Ranks by score; passages with equal scores share the mean of their ranks."""
+    """Return the ranks by score; passages with equal scores share the mean of their ranks."""
     better, equal = _counts(scores)
     return better + (equal + 1) / 2
 
 
 def _gain(scores: Float[np.ndarray, "passages"], relevance: Float[np.ndarray, "passages"]) -> float:
-    """The discounted gain of the first passages by score, expected over all orders of equal ones
-    (McSherry and Najork 2008)."""
+    """Return the discounted cumulative gain of the first `RANKED` passages by score, averaged over
+    all orders of passages with equal scores (McSherry and Najork 2008)."""
     discounts = 1 / np.log2(np.arange(2, len(scores) + 2))
     discounts[RANKED:] = 0.0
     before = np.concatenate([[0.0], discounts.cumsum()])
@@ -150,7 +157,7 @@ def _gain(scores: Float[np.ndarray, "passages"], relevance: Float[np.ndarray, "p
 def _counts(
     scores: Float[np.ndarray, "passages"],
 ) -> tuple[Int[np.ndarray, "passages"], Int[np.ndarray, "passages"]]:
-    """How many passages have a higher score than each, and how many an equal one, itself
+    """Return for each passage how many have a higher score, and how many an equal score, itself
     included."""
     descending = np.sort(-scores)
     better = np.searchsorted(descending, -scores, side="left")
@@ -160,8 +167,8 @@ def _counts(
 def _misplaced(
     scores: Float[np.ndarray, "passages"], relevance: Float[np.ndarray, "passages"]
 ) -> Float[np.ndarray, "passages"]:
-    """For each passage, the share of those with another relevance that are on the wrong side of
-    it; those with an equal score count half."""
+    """Return for each passage, of the passages with another relevance, the share that is ranked on
+    the wrong side of it; passages with an equal score count half."""
     shares = np.empty(len(scores))
     for start in range(0, len(scores), QUERIES_AT_ONCE):
         batch = slice(start, start + QUERIES_AT_ONCE)

@@ -17,25 +17,27 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalized(text: str) -> str:
-    """An answer in the form in which answers are compared."""
+    """Return an answer in the form in which answers are compared."""
     words = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", words).split())
 
 
 def exact_match(answer: str, truths: Sequence[str], *, no_answer: bool = False) -> float:
-    """1 if the answer is one of `truths`, the right ones; no answer is the empty text.
+    """Return 1 if the answer is one of `truths`, the accepted answers, otherwise 0. The empty text
+    means "no answer".
 
     Args:
-        no_answer: follow the rules of 2.0, which ignore a right answer that is only an article.
+        no_answer: whether to follow the rules of SQuAD 2.0, which ignore an accepted answer that is
+            empty after normalization, such as a single article.
     """
     return max(float(normalized(answer) == truth) for truth in _compared(truths, no_answer))
 
 
 def token_f1(answer: str, truths: Sequence[str], *, no_answer: bool = False) -> float:
-    """The best F1 of the answer's words with those of one of `truths`.
+    """Return the highest F1 between the answer's words and those of any of `truths`.
 
-    `truths` and `no_answer` are as in `exact_match`. An answer without words scores 0, except where
-    no answer is right: there it scores 1.
+    `truths` and `no_answer` are as in `exact_match`. An answer without words scores 0, except if
+    "no answer" is right: then it scores 1.
     """
     words = normalized(answer).split()
     compared = _compared(truths, no_answer)
@@ -45,7 +47,8 @@ def token_f1(answer: str, truths: Sequence[str], *, no_answer: bool = False) -> 
 
 
 def _compared(truths: Sequence[str], no_answer: bool) -> list[str]:
-    """The right answers, in the form compared; a single empty one if there are none."""
+    """Return the accepted answers in the form in which they are compared; a single empty text if
+    there are none."""
     forms = map(normalized, truths)
     return [form for form in forms if form or not no_answer] or [""]
 
@@ -56,15 +59,16 @@ def _f1(predicted: list[str], truth: list[str]) -> float:
 
 
 def squad_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str, float]:
-    """`exact_match` and `f1` over all rows; with unanswerable questions also for each kind.
+    """Return `exact_match` and `f1` over all rows. If some questions are unanswerable, also for
+    answerable and unanswerable questions separately, and at the best threshold.
 
-    Then `best_f1` and `best_exact_match` are those at the best threshold on these rows: a question
-    counts as unanswerable if the answer's advantage over no answer is not above it.
+    `best_f1` and `best_exact_match` are the values at the best threshold on these rows: a question
+    counts as unanswerable if the answer's advantage over "no answer" is not above it.
 
     Args:
         columns: `exact_match` and `f1` of the answer as given, and `has_answer`; from a model that
-            may give none also `answered_exact_match` and `answered_f1` of the best non-empty
-            answer, and its `advantage` over no answer.
+            may give no answer also `answered_exact_match` and `answered_f1` of the best non-empty
+            answer, and its `advantage` over "no answer".
     """
     has = columns["has_answer"] > 0
     metrics = {name: float(columns[name].mean()) for name in ("exact_match", "f1")}
@@ -81,7 +85,8 @@ def squad_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str,
 
 
 def _at_best_threshold(advantage: np.ndarray, score: np.ndarray, has: np.ndarray) -> float:
-    """The best mean if the rows with the most advantage, any number of them, are answered."""
+    """Return the highest mean score over all thresholds: the rows with an advantage above the
+    threshold are answered, the others are not."""
     order = np.argsort(-advantage, kind="stable")
     gains = np.where(has, score, -1.0)[order]
     sums = (~has).sum() + np.concatenate([[0.0], np.cumsum(gains)])
