@@ -1,4 +1,4 @@
-"""Room for workers on the nodes of a cluster, which come and go."""
+"""Checks the room for workers on the nodes of a cluster, which come and go."""
 
 import threading
 import time
@@ -19,16 +19,16 @@ Gpus = Literal["none", "if there are any", "one each"]
 def require_room(
     workers: int, threads: int, *, gpus: Gpus = "if there are any", wait: bool = False
 ) -> bool:
-    """Check that the cluster that this process is connected to has room for all workers.
+    """Check that the cluster this process is connected to has room for all workers.
 
     Args:
-        threads: CPUs of each.
-        gpus: whether each is to get a GPU.
-        wait: until nodes have joined, if it lacks room; Ray is asked to start them, if it can.
-    Returns: whether each gets a GPU.
-    Raises: ResourceError if it has too few CPUs or GPUs; where each worker gets a GPU only if there
-        are any, a joined cluster has too few if it has fewer than workers, but not none: the work
-        would go to its CPUs, unnoticed.
+        threads: CPUs per worker.
+        gpus: whether each worker is to get a GPU.
+        wait: wait until nodes have joined if room is lacking; Ray is asked to start them if it can.
+    Returns: whether each worker gets a GPU.
+    Raises: ResourceError if there are too few CPUs or GPUs. If GPUs are optional, a joined cluster
+        with fewer GPUs than workers, but not none, is refused too: the work would otherwise go to
+        its CPUs, unnoticed.
     """
     lacks, has_gpus = _lacking(workers, threads, gpus)
     if lacks is None:
@@ -46,10 +46,10 @@ def require_room(
 
 @contextmanager
 def _requested(bundles: list[dict[str, float]]) -> Iterator[None]:
-    """Inside, Ray's autoscaler, if the cluster has one, starts nodes that it lacks for these.
+    """While the block runs, have Ray's autoscaler start the nodes that these bundles lack, if any.
 
-    A placement group that waits, as Ray Train has one, is a demand that ends with the job; what
-    `request_resources` asks for replaces what another job has asked for, and outlives both.
+    Uses a waiting placement group, as Ray Train does, because that demand ends with the job.
+    `request_resources` would replace what another job has requested, and outlive both jobs.
     """
     from ray.util import placement_group, remove_placement_group
 
@@ -61,7 +61,7 @@ def _requested(bundles: list[dict[str, float]]) -> Iterator[None]:
 
 
 def _lacking(workers: int, threads: int, gpus: Gpus) -> tuple[str | None, bool]:
-    """Name what the cluster lacks and what can be lowered (None if it lacks nothing), and say
+    """Return what the cluster lacks and what can be lowered (None if nothing is lacking), and
     whether there is a GPU for each worker."""
     import ray
 
@@ -88,7 +88,8 @@ def _lacking(workers: int, threads: int, gpus: Gpus) -> tuple[str | None, bool]:
 
 
 def workers_that_fit(threads: int, *, one_gpu: bool) -> int:
-    """How many workers of this size fit on the nodes that are alive, whether busy or idle."""
+    """Return how many workers of this size fit on the nodes that are alive, whether busy or
+    idle."""
     import ray
 
     count = 0
@@ -101,7 +102,7 @@ def workers_that_fit(threads: int, *, one_gpu: bool) -> int:
 
 
 def recount_nodes() -> None:
-    """Make Ray count the nodes now, for elastic training, and every second for a while.
+    """For elastic training, make Ray count the nodes now, and every second for a while.
 
     By itself Ray 2.60 does so every 20 s, and until then Ray Train waits for a lost node; the loss
     of a node may become known some time after the loss of its workers. Call it in the process of
@@ -127,15 +128,16 @@ def drain(node_id: str, reason: str, seconds: float) -> Callable[[], bool]:
     """Tell Ray that a node will go: it gets no new work, and its workers get a notice.
 
     Args:
-        seconds: until it goes.
-    Returns: whether it has left the cluster; can be called when this process is disconnected.
+        seconds: time until the node goes.
+    Returns: a function that says whether the node has left the cluster; it works even when this
+        process is disconnected.
     Raises: ResourceError if Ray refuses.
     """
     import ray
     from ray.core.generated import autoscaler_pb2
 
     reasons: Any = autoscaler_pb2
-    # NOTE: Ray has no public function for it; `ray drain-node`, which is hidden, does the same.
+    # NOTE: Ray has no public function for this; the hidden command `ray drain-node` does the same.
     raylet: Any = ray._raylet  # compiled, and no stub
     gcs = raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
     ends_ms = int((time.time() + seconds) * 1000)

@@ -42,7 +42,7 @@ SETTINGS = {
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_DATA_LOGGING_CONFIG": str(DATA_LOGGING),
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Off by default: a report that one rank does not join would hang forever.
+    # Off by default: a report in which one rank does not take part would hang forever.
     "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "600",
     # The controller drains the queue of reports once per interval: at the default of 2 s, 60
     # reports take two minutes; at 0.2 s it uses a tenth of a core.
@@ -58,8 +58,8 @@ SETTINGS = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
 }
 
-# For a cluster started here, which does the user's own work: Ray's workers else run at niceness 15,
-# and get little beside anything else that the machine does.
+# For a cluster started here, which does the user's own work: by default Ray runs workers at
+# niceness 15, so they get little CPU next to other processes.
 OF_OUR_OWN = {"RAY_worker_niceness": "0"}
 
 _started: str | None = None  # the marker of the cluster that this process started
@@ -104,7 +104,7 @@ def connect(
 
 
 def require_address() -> None:
-    """Raises: ConfigError if RAY_ADDRESS names no cluster, so that `connect` would start one."""
+    """Raise ConfigError if RAY_ADDRESS names no cluster, so that `connect` would start one."""
     if address_to_join(None) is None:
         raise ConfigError(
             "RAY_ADDRESS: wanted the address of a running Ray cluster, got none: set it, for "
@@ -113,14 +113,16 @@ def require_address() -> None:
 
 
 def address_to_join(address: str | None) -> str | None:
-    """The address of the running cluster that `connect` would join; None if it would start one."""
+    """Return the address of the running cluster that `connect` would join; None if it would start
+    one."""
     if address is None or address == "auto":
         address = os.environ.get("RAY_ADDRESS") or address
     return None if address == "local" else address
 
 
 def started() -> str | None:
-    """The marker of the cluster that this process started, which its processes carry."""
+    """Return the marker of the cluster that this process started, which all its processes carry;
+    None if it started none."""
     return _started
 
 
@@ -142,8 +144,9 @@ def disconnect() -> None:
 
 @contextmanager
 def preemption_watch() -> Iterator[None]:
-    """Inside, Ray Train watches for notices of preemption only in a cluster that was joined: the
-    one node of a cluster that was started here is not reclaimed. A setting of the user's is kept.
+    """In a cluster that was started here, turn off Ray Train's preemption watcher for the block.
+
+    Its only node is this machine, which is not reclaimed. A setting of the user's is kept.
     """
     name = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
     if started() is None or name in os.environ:
@@ -157,32 +160,34 @@ def preemption_watch() -> Iterator[None]:
 
 
 def _job_config() -> dict[str, Any]:
-    """How the job that this process is part of was submitted; empty outside of a job."""
+    """Return how this process's job was submitted; empty outside of a job."""
     return json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
 
 
 def job_metadata() -> dict[str, str]:
-    """Metadata that this process's job was submitted with; empty outside of a job."""
+    """Return the metadata that this process's job was submitted with; empty outside of a job."""
     return _job_config().get("metadata", {})
 
 
 def job_id() -> str | None:
-    """Submission id of the Ray job that this process drives; None outside of one."""
+    """Return the submission id of the Ray job that this process drives; None outside of a job."""
     return job_metadata().get("job_submission_id")
 
 
 def worker_environment() -> dict[str, str]:
-    """Environment of a training worker; variables set in this process keep their values."""
+    """Return the environment of a training worker; variables set in this process keep their
+    values."""
     return {name: os.environ.get(name, value) for name, value in HUGE_PAGES.items()}
 
 
 def storage_environment() -> dict[str, str]:
-    """The settings of object stores that go with a run to all its processes; no credentials."""
+    """Return the object-store settings, without credentials, that all processes of a run need."""
     return {name: value for name, value in os.environ.items() if name.startswith(STORAGE)}
 
 
 def child_environment() -> dict[str, str]:
-    """Environment of a child process that starts its own cluster, whichever this one uses."""
+    """Return the environment for a child process that starts its own cluster, whichever this one
+    uses."""
     return {**os.environ, "RAY_ADDRESS": "local"}
 
 
@@ -193,17 +198,17 @@ def set_defaults(settings: dict[str, str]) -> None:
 
 
 def _start(num_cpus: int | None) -> None:
-    """Start a cluster for this process alone; nobody can use it without its token."""
+    """Start a cluster for this process only; nobody can use it without its token."""
     global _started
     set_defaults(OF_OUR_OWN)
     ray_token.set_auth_mode("token")
     if ray_token.token() is None:
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # else Ray writes one to ~/.ray
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # otherwise Ray writes one to ~/.ray
     _started = os.environ[MARKER] = secrets.token_hex(8)
     atexit.register(disconnect)
     try:
         _init(address="local", num_cpus=num_cpus, include_dashboard=False)
-    except Exception as error:  # of Ray's own, without a class, if a process is not up in time
+    except Exception as error:  # Ray raises a plain exception if a process is not up in time
         disconnect()
         raise ResourceError(
             f"wanted to start Ray on this machine, it did not start ({in_one_line(str(error))}): "
@@ -219,10 +224,10 @@ def _start(num_cpus: int | None) -> None:
 
 @contextmanager
 def _in_own_session() -> Iterator[None]:
-    """Inside, Ray starts its processes in sessions of their own."""
+    """While the block runs, have Ray start its processes in sessions of their own."""
     import ray._private.services
 
-    services: Any = ray._private.services  # NOTE: Ray has no setting for it
+    services: Any = ray._private.services  # NOTE: Ray has no setting for this
     usual = services.ConsolePopen
     services.ConsolePopen = partial(subprocess.Popen, start_new_session=True)
     try:
@@ -270,7 +275,7 @@ def _join(address: str, *, allow_open_cluster: bool) -> None:
 def job_client(
     address: str | None = None, *, allow_open_cluster: bool = False
 ) -> "JobSubmissionClient":
-    """A client of the job server at `address`; None uses Ray's variables, then its default.
+    """Return a client of the job server at `address`; None uses Ray's variables, then its default.
 
     Raises: ResourceError if none answers, it refuses us, or it requires no token and that is not
         allowed; ConfigError if `address` is not an http address.
@@ -299,14 +304,16 @@ def job_client(
 
 
 def _running_cluster() -> str:
-    """Address of the cluster running on this machine. Raises: ConnectionError if there is none."""
+    """Return the address of the cluster running on this machine. Raises: ConnectionError if there
+    is none."""
     from ray._private.services import canonicalize_bootstrap_address
 
     return str(canonicalize_bootstrap_address("auto"))
 
 
 def users_mistake(error: BaseException) -> RaybertError | None:
-    """The error that the user can fix, if one caused this: in a worker, or behind Ray's error."""
+    """Return the error that the user can fix, if one caused `error` in a worker or behind Ray's own
+    error; else None."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, RaybertError):
@@ -318,7 +325,7 @@ def users_mistake(error: BaseException) -> RaybertError | None:
 
 
 def _knock(address: str, schemes: tuple[str, ...], expected: str) -> str:
-    """Host and port of an address, after a test connection: Ray itself would try for minutes.
+    """Return host and port of an address after a test connection: Ray itself would try for minutes.
 
     Raises: ConnectionError if nothing listens there; ConfigError if it is not an address.
     """

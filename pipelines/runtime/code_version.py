@@ -9,7 +9,7 @@ GIT_TIMEOUT_S = 5.0
 
 
 def code_version() -> str:
-    """Version of raybert, with the commit if it runs from a checkout."""
+    """Return the version of raybert, with the commit if it runs from a checkout."""
     try:
         release = version("raybert")
     except PackageNotFoundError:

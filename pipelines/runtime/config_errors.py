@@ -1,6 +1,7 @@
-"""Explains a fault of a command line or config in one line: its field, what was wanted, what came.
+"""Explains an error in a command line or config in one line: the field, what was wanted, and the
+value.
 
-jsonargparse reports it in terms of Python types; a user knows fields.
+jsonargparse reports such errors in terms of Python types; users know fields.
 """
 
 import re
@@ -20,7 +21,7 @@ _NUMBERS = "numbers, as in [0.5, 1]"
 
 
 def explained(message: str, config: type, prog: str, known: Iterable[str]) -> str:
-    """jsonargparse's message as one line.
+    """Turn jsonargparse's message into one line.
 
     Args:
         config: dataclass of the command.
@@ -69,13 +70,13 @@ def _meant(name: str, config: type, known: Iterable[str]) -> str:
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, without None; for any other type, that type."""
+    """Return the types in a union, without None; for any other type, only that type."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     return tuple(kind for kind in kinds if kind is not type(None))
 
 
 def _hint(config: Any, name: str) -> Any:
-    """The type of a field by its dotted name; None if there is no such field."""
+    """Return the type of a field by its dotted name; None if there is no such field."""
     hint = config
     for part in name.split("."):
         kind = next((one for one in alternatives(hint) if is_dataclass(one)), None)

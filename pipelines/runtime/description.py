@@ -1,4 +1,4 @@
-"""The text of a run's record: its name, the command that repeats it, and its inputs."""
+"""Writes the text of a run's record: its name, the command that repeats it, and its inputs."""
 
 import getpass
 import json
@@ -48,8 +48,9 @@ _COMMON = ("/", "runs")
 
 
 def run_name(stage: str, output: str) -> str:
-    """`runs/quickstart/pretrain` → `pretrain quickstart`: the last two folders of the output,
-    without what every path has. A trial is named after its sweep: `trial 003 of quickstart`."""
+    """Name a run after the last two folders of its output, without parts that all paths share:
+    `runs/quickstart/pretrain` → `pretrain quickstart`. A trial is named after its sweep: `trial 003
+    of quickstart`."""
     place = PurePosixPath(output.partition("://")[2] or output)
     if place.parent.name == TRIAL_FOLDERS and place.name.isdigit():
         sweep = run_name("tune", str(place.parent.parent))
@@ -61,7 +62,8 @@ def run_name(stage: str, output: str) -> str:
 
 
 def command(stage: str, config: Any, left_out: set[str]) -> str:
-    """The command line that makes the same output: every field that is not at its default.
+    """Return the command line that makes the same output, with every field that is not at its
+    default.
 
     Args:
         left_out: top-level fields that do not determine the output.
@@ -70,7 +72,7 @@ def command(stage: str, config: Any, left_out: set[str]) -> str:
 
 
 def folded(command: str) -> str:
-    """A command line over several lines, with an option on each."""
+    """Return a command line over several lines, with an option on each."""
     lines: list[str] = []
     for word in shlex.split(command):
         if word.startswith("--") or not lines:
@@ -89,7 +91,7 @@ def _arguments(config: Any, left_out: set[str], prefix: str) -> list[str]:
         name = f"{prefix}{field.name}"
         if is_dataclass(value):
             nested = _arguments(value, set(), f"{name}.")
-            first = fields(value)[0].name  # says that it is there, with all fields at their default
+            first = fields(value)[0].name  # keeps the section, whose fields all have their defaults
             arguments += nested or [f"--{name}.{first}", _written(getattr(value, first))]
         elif value is not None:
             arguments += [f"--{name}", _written(value)]
@@ -105,7 +107,7 @@ def _written(value: Any) -> str:
 
 
 def source_tags(stage: str, code_version: str) -> dict[str, str]:
-    """Tags from which MLflow's page shows who ran which code."""
+    """Return the tags from which MLflow's page shows who ran which code."""
     commit = code_version.partition("+")[2]
     return {
         "mlflow.source.type": "LOCAL",
@@ -123,7 +125,7 @@ def _user() -> str:
 
 
 def digests_of(manifest: Manifest) -> frozenset[str]:
-    """All digests by which another run may have taken the output of a run as an input."""
+    """Return all digests by which another run may have recorded this run's output as an input."""
     known = {manifest.digest, *(each.sha256 for each in manifest.outputs.values())}
     if manifest.stage == "vocab":
         known.add(str(manifest.counts.get("tokenizer_digest")))
@@ -135,9 +137,9 @@ def digests_of(manifest: Manifest) -> frozenset[str]:
 
 
 def recorded_run(folder: str) -> Run | None:
-    """The run that wrote an output, a folder or in a bucket; None if none is known."""
+    """Return the run that wrote an output, in a folder or a bucket; None if none is known."""
     if not storage.opens(folder) and files.is_uri(folder):
-        return None  # the web, or a model
+        return None  # a web address or a model
     try:
         if storage.opens(folder):
             return read_copy(files.join(folder, RECORD))
@@ -147,11 +149,12 @@ def recorded_run(folder: str) -> Run | None:
 
 
 def _origin(source: str) -> tuple[str, Run] | None:
-    """The output that an input is, or lies in as its bundle, and the run that wrote it."""
+    """Return the output that an input is, or is the bundle of, and the run that wrote it; None if
+    unknown."""
     return _looked_up(files.absolute(source))
 
 
-@cache  # also where there is none: storage that is away takes minutes to say so
+@cache  # also caches None: unreachable storage takes minutes to fail
 def _looked_up(source: str) -> tuple[str, Run] | None:
     for folder in dict.fromkeys((source, source.rstrip("/").removesuffix(f"/{BUNDLE}"))):
         if (run := recorded_run(folder)) is not None:
@@ -160,7 +163,7 @@ def _looked_up(source: str) -> tuple[str, Run] | None:
 
 
 def forget_origins() -> None:
-    """Look up again who wrote an input: an output is written anew."""
+    """Clear the cache of which run wrote which input, since an output is about to be rewritten."""
     _looked_up.cache_clear()
 
 
@@ -173,11 +176,11 @@ def described(
     result: str = "",
     links: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The tags with which MLflow's page describes a run.
+    """Return the tags with which MLflow's page describes a run.
 
     Args:
-        uri: of the store, without a password: links lead to runs that are in the same one.
-        result: what it came to, once it has.
+        uri: of the store, without a password; links lead to runs in the same store.
+        result: the run's result, once it has one.
         links: further pages, by their titles.
     """
     parts = [f"**{result}**"] if result else []
@@ -192,7 +195,7 @@ def described(
 
 
 def failure(error: BaseException) -> str:
-    """The result of a run that an error or a signal ended."""
+    """Word the result of a run that was ended by an error or a signal."""
     if not isinstance(error, Exception):
         return "interrupted"
     what = "" if isinstance(error, RaybertError) else f"{type(error).__name__}: "
@@ -204,7 +207,7 @@ def _see(links: Mapping[str, str]) -> str:
 
 
 def add_link(client: "MlflowClient", run_id: str, title: str, url: str) -> None:
-    """Add a page to the description of a run that has ended, or replace the one of that title."""
+    """Add a page to the description of a run that has ended, replacing one with the same title."""
     parts = client.get_run(run_id).data.tags.get(NOTE, "").split("\n\n")
     command = next((n for n, part in enumerate(parts) if part.startswith("```")), len(parts))
     place = next((n for n, part in enumerate(parts[:command]) if part.startswith(_SEE)), None)
@@ -216,7 +219,7 @@ def add_link(client: "MlflowClient", run_id: str, title: str, url: str) -> None:
 
 
 def link_model_card(client: "MlflowClient", uri: str, sources: Iterable[str], page: str) -> None:
-    """Link a published version from the runs that made and measured it, as far as they are known.
+    """Add links to a published version to the runs that made and measured it, if they are known.
 
     Args:
         uri: of the store, without a password.
@@ -232,26 +235,27 @@ def link_model_card(client: "MlflowClient", uri: str, sources: Iterable[str], pa
 
 
 def card_pages(run: Run | None, cards: Mapping[str, str]) -> dict[str, str]:
-    """The pages of MLflow with the cards of a run, by title; none until MLflow has answered."""
+    """Return MLflow's pages for the cards of a run, by title; empty until MLflow has answered."""
     pages = {} if run is None else {title: run_link(run, name) for title, name in cards.items()}
     return {title: page for title, page in pages.items() if page is not None}
 
 
 def cards_behind(sources: Iterable[str], uri: str) -> dict[str, str]:
-    """The pages with the cards of all that a run was made from; of two of a kind, the nearest.
+    """Return the pages of the cards of everything that a run was made from; the nearest of each
+    kind.
 
-    An output that was made again since it was read is not followed: what is there now is not what
-    the run was made from.
+    An output that was made again after it was read is not followed: the run was not made from what
+    is there now.
 
     Args:
         sources: the inputs of the run.
         uri: of the store, without a password.
     """
     links: dict[str, str] = {}
-    # Sources with the digests that were read; None stands for what is there now.
+    # Sources with the digests that were read; None accepts whatever is there now.
     left: list[tuple[str, str | None]] = [(source, None) for source in sources]
     seen: set[str] = set()
-    for source, digest in left:  # which grows
+    for source, digest in left:  # `left` grows meanwhile
         if (registered := Registered.match(source)) is not None:
             links.setdefault(MODEL_PAGE, _registered_page(registered))
         elif (origin := _origin(source)) is not None and origin[0] not in seen:
@@ -270,7 +274,7 @@ def cards_behind(sources: Iterable[str], uri: str) -> dict[str, str]:
 
 
 def published_page(model: str, version: str) -> str:
-    """The link to a version of a registered model."""
+    """Return the link to a version of a registered model."""
     return _on_this_server(model_page(model, version))
 
 
@@ -279,14 +283,14 @@ def _registered_page(model: Registered) -> str:
 
 
 def run_link(run: Run, artifact: str | None = None) -> str | None:
-    """A link to a run's page, or to an artifact; None until MLflow has answered."""
+    """Return a link to a run's page, or to an artifact of it; None until MLflow has answered."""
     if run.experiment_id is None or run.run_id is None:
         return None
     return _on_this_server(run_page(run.experiment_id, run.run_id, artifact))
 
 
 def _on_this_server(path: str) -> str:
-    """The link to a path of the server that shows the description, wherever its page is."""
+    """Return a relative link, which works at any address of the MLflow server."""
     return path.removeprefix("/")
 
 

@@ -110,8 +110,8 @@ def _answers(
     numbers = [{"id": index} for index in indices]
     source = ray.data.from_items(numbers, override_num_blocks=len(numbers))
     with warnings.catch_warnings():
-        # NOTE: Ray Data lets an actor reorder its items, and gives it no name, unless these
-        # arguments say otherwise, which Ray 2.64 will drop.
+        # NOTE: by default Ray Data lets an actor reorder its items and gives it no name; these
+        # arguments change that, and Ray 2.64 will drop them.
         warnings.simplefilter("ignore", DeprecationWarning)
         answers = source.map(
             _Answering,  # type: ignore[arg-type]  # a class is right, Ray's stub only has functions
@@ -134,10 +134,10 @@ def _answers(
 
 
 class _Watch(threading.Thread):
-    """Ends the actors of a pool that cannot go on.
+    """Ends the actors of a pool that can no longer continue.
 
-    Ray restarts a lost actor where there is room for it. As long as there is none, it keeps the
-    items that the actor had, which others may be waiting for.
+    Ray restarts a lost actor where there is room for it. Until then it keeps the actor's items,
+    which other items may be waiting for.
     """
 
     def __init__(self, threads: int, gets_gpus: bool) -> None:
@@ -151,7 +151,7 @@ class _Watch(threading.Thread):
         self._over = threading.Event()
 
     def name_next(self) -> dict[str, str]:
-        """Arguments of the next actor."""
+        """Return the arguments of the next actor, and remember its name."""
         self._names.append(uuid4().hex)
         return {"name": self._names[-1]}
 
@@ -211,7 +211,8 @@ class _Warned:
 
 
 class _Answering:
-    """An actor's work: the result for the item that a row gives the index of, or the user's error.
+    """The actor that does the work: returns the result for the item at a row's index, or the user's
+    error.
 
     The error is returned as data: Ray would wrap an exception in pages of its own stack frames.
     """

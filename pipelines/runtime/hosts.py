@@ -1,4 +1,5 @@
-"""The hosts of a file of Ray's launcher, asked by ssh before `ray up`, or when it has failed."""
+"""Asks the hosts in a Ray cluster launcher's file by ssh, before `ray up` or after it has
+failed."""
 
 import re
 import shlex
@@ -43,7 +44,8 @@ class Hosts:
 
     @classmethod
     def read(cls, path: str) -> "Hosts":
-        """Raises: ConfigError if it is no file of a cluster on machines of one's own."""
+        """Read a launcher's file. Raises: ConfigError if it does not describe a cluster of the
+        user's own machines."""
         try:
             config: Any = yaml.safe_load(Path(path).read_text())
             provider, login = config["provider"], config["auth"]
@@ -62,14 +64,14 @@ class Hosts:
             ) from error
 
     def ask(self) -> Iterator[Node]:
-        """Every host, the head first, all asked at the same time."""
+        """Ask all hosts at the same time; yield them with the head first."""
         ports = {self.head: self.head_ports} | dict.fromkeys(self.workers, self.worker_ports)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             yield from pool.map(self._ask, ports, ports.values())
 
     def _ask(self, address: str, ports: tuple[int, ...]) -> Node:
         login = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"]
-        # As Ray's launcher does, which knows no host before.
+        # Accept unknown host keys, as Ray's launcher does.
         login += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
         login += ["-o", "LogLevel=ERROR"]
         if self.key is not None:
@@ -91,7 +93,7 @@ class Hosts:
             reason = last_line(done.stderr or done.stdout) or "no answer"
             return Node(versions={}, address=address, problem=f"ssh: {reason}")
         node = compared(answered[0], asked_s, time.time())
-        if node.versions["ray"] is None:  # the launcher has yet to install it
+        if node.versions["ray"] is None:  # the launcher has not installed it yet
             node = replace(node, versions={"python": node.versions["python"]})
         return replace(node, address=address)
 

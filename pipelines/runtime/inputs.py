@@ -1,4 +1,4 @@
-"""The inputs of a stage: the files that a reference means, with their digest."""
+"""Resolves the inputs of a stage: the files that a reference means, with their digest."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 def bundle_input(
     config: StageConfig, reference: str, *, name: str = "model"
 ) -> tuple[Path, DatasetInput]:
-    """The local folder of a bundle, given any kind of reference, and the bundle as an input called
-    `name`."""
+    """Return the local folder of a bundle, and the bundle as an input.
+
+    Args:
+        reference: of any kind: a path, URI, registered model or hub name.
+        name: of the input.
+    """
     from bert_core.bundle.format import bundle_digest
 
     asked = Reference.parse(reference)
@@ -30,8 +34,8 @@ def bundle_input(
 
 
 def tokenizer_input(config: StageConfig, reference: str) -> tuple[str, "Tokenizer", DatasetInput]:
-    """A reference to a tokenizer that means the same files on every machine, the tokenizer, and the
-    tokenizer as an input."""
+    """Return a reference to a tokenizer that means the same files on every machine, the tokenizer,
+    and the tokenizer as an input."""
     asked = Reference.parse(reference)
     fixed = _fixed(config, asked)
     tokenizer = fixed.tokenizer()
@@ -40,10 +44,10 @@ def tokenizer_input(config: StageConfig, reference: str) -> tuple[str, "Tokenize
 
 
 def _fixed(config: StageConfig, asked: Reference) -> Reference:
-    """The same, and of a model of the hub its commit.
+    """Pin a model of the hub to a commit; return any other reference unchanged.
 
-    The commit is the one that an earlier run of the same output took, so that a run that resumes
-    goes on with the same model, wherever its branch is by now; `force` takes the newest.
+    The commit is the one that an earlier run of the same output used, so that a resumed run
+    continues with the same model even if its branch has moved on; with `force` it is the newest.
     """
     if not isinstance(asked, OnHub):
         return asked
@@ -59,7 +63,8 @@ def _as_input(name: str, digest: str, asked: Reference, fixed: Reference) -> Dat
 
 
 def input_digest(folder: str, stage: str) -> str:
-    """The digest of an earlier stage's finished output."""
+    """Return the digest of an earlier stage's finished output. Raises: ConfigError if another stage
+    made it."""
     manifest = read_manifest(folder)
     if manifest.stage != stage:
         raise ConfigError(

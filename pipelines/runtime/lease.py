@@ -1,11 +1,11 @@
-"""One writer per output: who it is, and when another may take its place.
+"""Ensures that each output has a single writer: who it is, and when another may take over.
 
-Every output has a lease, the file `lease.json`, while it is written. At a URI it is created and
-replaced conditionally, so that of all who try at once one succeeds, and its holder renews it. A
-lease that is not renewed for a while can be taken over: its holder is dead, or will find out that
-it has lost it before it completes the output. The clocks of two hosts are never compared: who wants
-a lease watches whether it changes. On this machine a lock on the file does all of this, which the
-kernel releases when its holder ends.
+While an output is written it has a lease, the file `lease.json`. At a URI the file is created and
+replaced conditionally, so that only one of several simultaneous attempts succeeds, and its holder
+renews it. A lease that is not renewed for a while can be taken over: its holder is dead, or will
+find out that it has lost the lease before it completes the output. The clocks of two hosts are
+never compared: a process that wants a lease watches whether the file changes. On this machine, a
+lock on the file does all of this; the kernel releases it when its holder ends.
 """
 
 import fcntl
@@ -63,7 +63,7 @@ class Holder:
 
     @classmethod
     def me(cls, number: int, token: str = "") -> "Holder":
-        """This process."""
+        """Describe this process as a holder."""
         return cls(
             number=number,
             token=token,
@@ -115,7 +115,7 @@ class Lease:
     """Who has it now, if another process took it over."""
 
     def check(self) -> None:
-        """Raises: ResourceError if another process has taken over the output.
+        """Raise ResourceError if another process has taken over the output.
 
         If none has, none will within `EXPIRES_AFTER_S` from now.
         """
@@ -126,13 +126,13 @@ class Lease:
 
 @contextmanager
 def held(output: str, *, wait: bool = False) -> Iterator[Lease]:
-    """Hold an output while the block runs, which is interrupted if another process takes it over.
+    """Hold an output while the block runs; interrupt the block if another process takes over.
 
-    SIGTERM ends the process in good order from here on, so that it lets the output go.
+    From here on, SIGTERM ends the process in good order, so that it releases the output.
 
     Args:
-        wait: for a process that has it, to end.
-    Raises: ResourceError if another process has it, or takes it over.
+        wait: wait for a process that holds the output to end.
+    Raises: ResourceError if another process holds the output, or takes it over.
     """
     exit_on_sigterm()
     folder = files.local_path(output)
@@ -147,7 +147,7 @@ def held(output: str, *, wait: bool = False) -> Iterator[Lease]:
         try:
             yield lease
         finally:
-            lease.release()  # where an interrupt may arrive that was sent just before
+            lease.release()  # an interrupt sent just before may arrive here
     except BaseException as error:
         if lease.lost is not None and not isinstance(error, RaybertError):
             raise ResourceError(lease.lost) from error
@@ -156,7 +156,7 @@ def held(output: str, *, wait: bool = False) -> Iterator[Lease]:
 
 class _LocalLease(Lease):
     def __init__(self, folder: Path, wait: bool) -> None:
-        """Raises: ResourceError if another process has it and `wait` is off."""
+        """Take the lock. Raises: ResourceError if another process has it and `wait` is off."""
         self._path = folder / NAME
         self._file: IO[bytes] | None = None
         announced = False
@@ -165,7 +165,7 @@ class _LocalLease(Lease):
                 folder.mkdir(parents=True, exist_ok=True)
                 file = open(self._path, "a+b")  # noqa: SIM115 (open as long as the lease is held)
             except OSError:
-                return  # what is written next says what is wrong with the folder
+                return  # the next write will report the problem
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -198,7 +198,7 @@ class _LocalLease(Lease):
 
 class _ObjectLease(Lease):
     def __init__(self, path: str, wait: bool) -> None:
-        """Raises: ResourceError if another process has it and `wait` is off."""
+        """Take the lease. Raises: ResourceError if another process has it and `wait` is off."""
         self._path = path
         self._holder, self._tag = _take(path, wait)
         self._lock = threading.Lock()
@@ -233,7 +233,8 @@ class _ObjectLease(Lease):
                 logger.debug("the lease could not be renewed", exc_info=True)
 
     def _interrupt(self) -> None:
-        """Interrupt the work as Ctrl-C does; in another thread it ends with the next `check`."""
+        """Interrupt the work as Ctrl-C does. If the work is in another thread, its next `check`
+        ends it."""
         ident = threading.main_thread().ident
         if self._in_main and ident is not None and not self._ended.is_set():
             signal.pthread_kill(ident, signal.SIGINT)
@@ -250,8 +251,8 @@ class _ObjectLease(Lease):
             raise ResourceError(self.lost)
 
     def _look_again(self) -> None:
-        """Whose lease it is, if it could not be renewed: the answer to a write may get lost, and
-        its repetition then fails."""
+        """Find out who holds the lease after a renewal failed. It may still be ours: if the answer
+        to a write was lost, repeating the write fails."""
         other = None
         try:
             data, tag = conditional.read_tagged(self._path)
@@ -271,7 +272,7 @@ class _ObjectLease(Lease):
 
 
 def _take(path: str, wait: bool) -> tuple[Holder, str]:
-    """Take the lease; the content that was written, and its tag.
+    """Take the lease; return the holder that was written, and its tag.
 
     Raises: ResourceError if another process has it and `wait` is off.
     """
@@ -288,7 +289,7 @@ def _take(path: str, wait: bool) -> tuple[Holder, str]:
             if other.token == token:  # the answer to our own write got lost
                 return other, tag
             renewed, last_tag = last_tag not in (None, tag), tag
-            # Only looks that succeed count: while storage is away, nobody can renew.
+            # Only successful reads count: while storage is unreachable, nobody can renew.
             unchanged_s = 0.0 if renewed else unchanged_s
             mine, new_tag = Holder.me(other.number + 1, token), None
             if other.released or unchanged_s >= other.expires_after_s:
@@ -303,7 +304,7 @@ def _take(path: str, wait: bool) -> tuple[Holder, str]:
 def _stand_by(
     output: str, holder: Holder | None, wait: bool, announced: bool, *, lives: bool = True
 ) -> bool:
-    """Let some time pass, and say why, unless that was announced.
+    """Sleep for a while, and say why unless that was already announced.
 
     Args:
         lives: whether it is certain that the holder has not died.

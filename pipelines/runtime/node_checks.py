@@ -1,7 +1,7 @@
 """Checks a machine before work is given to it.
 
-A check takes a machine and this one, and returns what it found. If something is wrong, it raises
-ResourceError with the command that mends it.
+A check takes the facts about that machine and about this one, and returns its finding. If something
+is wrong, it raises ResourceError with the command that fixes it.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,12 @@ seconds already make the logs of two hosts hard to compare."""
 
 
 def check_versions(node: Node, here: Node) -> str:
-    """Python, Ray, torch, MLflow and raybert, which must be the same everywhere that they are."""
+    """Check that Python, Ray, torch, MLflow and raybert have the same versions wherever they are
+    installed."""
     ours = {name: _release(text) for name, text in here.versions.items()}
     # A client has neither torch nor all of MLflow.
     theirs = {name: _release(text) for name, text in node.versions.items() if ours[name]}
-    if theirs.get("raybert") is None:  # a job brings its own
+    if theirs.get("raybert") is None:  # a job brings its own raybert
         theirs.pop("raybert", None)
     differ = [name for name in theirs if theirs[name] != ours[name]]
     if differ:
@@ -43,7 +44,7 @@ def check_versions(node: Node, here: Node) -> str:
 
 
 def _release(text: str | None) -> str | None:
-    """A version without its build: torch 2.13.0+cpu computes what 2.13.0+cu130 does."""
+    """Return a version without its build: torch 2.13.0+cpu computes the same as 2.13.0+cu130."""
     return None if text is None else text.partition("+")[0]
 
 
@@ -64,9 +65,10 @@ def check_gpus(node: Node, here: Node) -> str:
 
 
 def check_shared_memory(node: Node, here: Node) -> str:
-    """Room for Ray's object store, which is on disk otherwise, many times slower."""
+    """Check the room for Ray's object store, which otherwise goes to disk and is many times
+    slower."""
     store = node.object_store_bytes
-    if store is None:  # not started: what Ray would want
+    if store is None:  # Ray is not started: what it would want
         store = min(int(node.memory_bytes * OBJECT_STORE_SHARE), OBJECT_STORE_BYTES)
     if node.shared_memory_bytes < store:
         raise ResourceError(
@@ -79,7 +81,7 @@ def check_shared_memory(node: Node, here: Node) -> str:
 
 
 def check_disk(node: Node, here: Node) -> str:
-    """Room for temporary files, which Ray keeps its own in too."""
+    """Check the room for temporary files, which include Ray's own."""
     if node.disk_free_bytes < DISK_SHARE * node.disk_bytes:
         raise ResourceError(
             f"wanted {DISK_SHARE:.0%} of the disk with {node.temporary} free, below which Ray "
@@ -90,7 +92,7 @@ def check_disk(node: Node, here: Node) -> str:
 
 
 def check_connections(node: Node, here: Node) -> str:
-    """Connections to other nodes, and to MLflow."""
+    """Check the connections to other nodes and to MLflow."""
     if node.unreachable:
         raise ResourceError(
             "wanted to reach the other nodes and MLflow, cannot connect to "
@@ -101,7 +103,7 @@ def check_connections(node: Node, here: Node) -> str:
 
 
 def check_key_files(node: Node, here: Node) -> str:
-    """Ray's token and keys for ssh, which only their owner may read."""
+    """Check that only their owner can read Ray's token and ssh keys."""
     if node.exposed:
         files = " ".join(node.exposed)
         raise ResourceError(
@@ -112,7 +114,7 @@ def check_key_files(node: Node, here: Node) -> str:
 
 
 def check_clock(node: Node, here: Node) -> str:
-    """The time there and here."""
+    """Compare the node's clock with this machine's."""
     ahead_s = node.ahead_s or 0.0
     if abs(ahead_s) > CLOCK_S:
         raise ResourceError(
@@ -124,7 +126,7 @@ def check_clock(node: Node, here: Node) -> str:
 
 
 def check_ports(node: Node, here: Node) -> str:
-    """Ports that Ray is to listen on there."""
+    """Check that the ports that Ray will listen on are free."""
     if node.taken:
         raise ResourceError(
             f"wanted ports for Ray, in use: {', '.join(node.taken)}: stop that process, or change "
@@ -158,13 +160,13 @@ def check_answered(
     way_out: str = "see `raybert doctor --address …`, install the same raybert there as here, or "
     "restart the node",
 ) -> None:
-    """Raises: ResourceError if the node could not be asked."""
+    """Raise ResourceError if the node could not be asked."""
     if node.problem:
         raise ResourceError(f"wanted an answer from {node.name}, got {node.problem}: {way_out}")
 
 
 def check_shared(node: Node, place: str) -> str:
-    """Whether the node sees what was written to `place` from here."""
+    """Check that the node sees what was written to `place` from here."""
     if node.sees is False:
         raise ResourceError(
             f"{place}: wanted a place that all nodes share, {node.name}: {node.unseen}: give a "

@@ -1,7 +1,7 @@
-"""The facts about a machine: this one, or every node of a cluster.
+"""Collects the facts about a machine: this one, or every node of a cluster.
 
-A cluster's nodes may lack raybert, so this file also runs alone, as a job or by ssh: it needs the
-standard library, and Ray where a cluster is asked. It does without anything else that is missing.
+A cluster's nodes may lack raybert, so this file also runs by itself, as a job or by ssh. It needs
+only the standard library, and Ray if a cluster is asked; anything else may be missing.
 """
 
 import json
@@ -38,7 +38,7 @@ KEY_FILES = (".ssh/id_*", "ray_bootstrap_key.pem")
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A machine; what only Ray knows is empty for one that is not part of a cluster."""
+    """The facts about a machine; what only Ray knows is empty if it is not part of a cluster."""
 
     host: str = ""
     versions: dict[str, str | None]
@@ -87,12 +87,12 @@ def facts(
     neighbours: Sequence[tuple[str, int]] = (),
     ports: Sequence[int] = (),
 ) -> Node:
-    """This machine.
+    """Collect the facts about this machine.
 
     Args:
         marker: path or URI of a file that it should see.
         neighbours: host and port of servers that it should reach.
-        ports: that Ray is to listen on.
+        ports: ports that Ray will listen on.
     """
     gpus = len(list(NVIDIA.glob("*")))
     temporary = tempfile.gettempdir()
@@ -118,7 +118,7 @@ def facts(
 
 
 def compared(node: Node, asked_s: float, answered_s: float) -> Node:
-    """With its clock compared with this machine's, which it was asked by.
+    """Return the node with its clock compared with the clock of this machine, which asked it.
 
     Args:
         asked_s, answered_s: the time here before the question and after the answer.
@@ -127,9 +127,9 @@ def compared(node: Node, asked_s: float, answered_s: float) -> Node:
 
 
 def token_path() -> Path | None:
-    """The file that Ray reads the token from, by its own rules; None if a variable holds it.
+    """Return the file that Ray reads the token from, by its own rules; None if a variable holds it.
 
-    NOTE: it is here, not in `ray_token`, since this file also runs alone.
+    NOTE: it is here, not in `ray_token`, since this file also runs by itself.
     """
     if os.environ.get("RAY_AUTH_TOKEN"):
         return None
@@ -148,9 +148,9 @@ def _exposed() -> list[str]:
 
 
 def _holder(port: int) -> str | None:
-    """The process that listens on a port and is not Ray's; None if there is none.
+    """Return the process that listens on a port and is not Ray's; None if there is none.
 
-    NOTE: `tracking.store.ports` finds it too, but cannot be imported where this file runs alone.
+    NOTE: `tracking.store.ports` finds it too, but cannot be imported if this file runs by itself.
     """
     try:
         socket.create_server(("", port)).close()
@@ -202,7 +202,7 @@ def _look(marker: str) -> tuple[bool | None, str]:
         else:
             sees = os.path.exists(marker)
     except ModuleNotFoundError:
-        return None, ""  # in a job of this file alone
+        return None, ""  # missing in a job that has only this file
     except Exception as error:  # whatever a library for storage raises
         return False, str(error)
     return sees, "" if sees else "it does not see what was written there"
@@ -219,7 +219,7 @@ def _listens(host: str, port: int) -> bool:
 def nodes_of_cluster(
     marker: str | None = None, servers: Sequence[tuple[str, int]] = ()
 ) -> list[Node]:
-    """Every node of the cluster that this process is connected to, all asked at the same time.
+    """Ask every node of the cluster that this process is connected to, all at the same time.
 
     Args:
         marker: path or URI of a file that they should see.
@@ -259,13 +259,13 @@ def _node(known: dict[str, Any], answer: Any, asked_s: float, answered_s: float)
 
     resources = known["Resources"]
     try:
-        node = ray.get(answer, timeout=1.0)  # it was waited for already
+        node = ray.get(answer, timeout=1.0)  # it has been waited for already
         node = compared(node, asked_s, answered_s)
     except ray.exceptions.GetTimeoutError:
         node = Node(versions={}, problem=f"it did not answer within {ANSWER_TIMEOUT_S:g} s")
-    except Exception as error:  # raybert may be missing there, or be another one
+    except Exception as error:  # raybert may be missing there, or have another version
         cause = getattr(error, "cause", None) or error
-        lines = str(cause).strip().splitlines() or [""]  # of a traceback the last line
+        lines = str(cause).strip().splitlines() or [""]  # the last line of a traceback
         node = Node(versions={}, problem=f"{type(cause).__name__}: {lines[-1]}")
     return replace(
         node,
@@ -278,7 +278,7 @@ def _node(known: dict[str, Any], answer: Any, asked_s: float, answered_s: float)
 
 
 def read_nodes(output: str) -> list[Node]:
-    """The nodes in the output of a job that ran this file; none if it did not get so far."""
+    """Return the nodes printed by a job that ran this file; empty if it did not get that far."""
     for line in output.splitlines():
         if line.startswith(FACTS):
             return [Node(**node) for node in json.loads(line.removeprefix(FACTS))]
@@ -286,7 +286,7 @@ def read_nodes(output: str) -> list[Node]:
 
 
 def _main(marker: str | None, *servers: str) -> None:
-    """As a job: `python nodes.py MARKER HOST:PORT …`; no marker is an empty one."""
+    """Run as a job: `python nodes.py MARKER HOST:PORT …`; an empty MARKER means none."""
     import ray
 
     ray.init(log_to_driver=False)

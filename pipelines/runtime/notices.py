@@ -71,7 +71,7 @@ def azure() -> Notice | None:
         return None
     name = _ask(f"/metadata/instance/compute/name?{version}&format=text", metadata).strip()
     for event in events:
-        if name in event["Resources"]:  # the service also lists those of the set's other machines
+        if name in event["Resources"]:  # the service also lists notices of the set's other machines
             seconds = None
             with suppress(ValueError):  # empty once it has begun
                 seconds = _until(parsedate_to_datetime(event["NotBefore"]))
@@ -83,7 +83,8 @@ CLOUDS: dict[str, Callable[[], Notice | None]] = {"aws": aws, "gcp": gcp, "azure
 
 
 def source(name: str) -> Callable[[], Notice | None]:
-    """Where notices come from: a cloud, by its name, or a file that is created, by its path."""
+    """Return a function that looks for a notice: from a cloud, given its name, or from a file that
+    appears, given its path."""
     if name in CLOUDS:
         return CLOUDS[name]
     return lambda: Notice(reason=f"{name} was created") if Path(name).exists() else None
@@ -96,7 +97,7 @@ def _until(moment: datetime) -> float:
 
 
 def _ask(path: str, headers: dict[str, str], *, method: str = "GET") -> str:
-    """The service's answer.
+    """Return the service's answer.
 
     Raises: FileNotFoundError for 404; another OSError for any other error, or no answer.
     """

@@ -1,4 +1,5 @@
-"""The folder that a stage writes: whether it may be written, and emptied of other runs' files."""
+"""Prepares the folder that a stage writes: checks that it may be written, and removes other runs'
+files."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -84,12 +85,13 @@ def clear_what_others_left(
 
 
 def _present(output: str) -> list[str]:
-    """Names in the output, but for those of its lease and of probes, which are gone in a moment."""
+    """Return the names in the output, without those of its lease and of probes, which are
+    short-lived."""
     names = files.list_names(output)
     return [name for name in names if name != lease.NAME and not name.startswith(PROBE)]
 
 
 def add_to_start(config: StageConfig, more: dict[str, Any]) -> None:
-    """Add to what the start has written down."""
+    """Add entries to the record of the run's start."""
     marker = files.join(config.output, STARTED)
     files.write_json(marker, files.read_json(marker) | more)

@@ -1,4 +1,4 @@
-"""The files that a stage leaves in its output, and how its bundle was made."""
+"""Lists the files that a stage leaves in its output, and records how its bundle was made."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,8 @@ from pipelines.runtime.stage_config import StageConfig, determining_fields
 
 
 def local_outputs(config: StageConfig, paths: Sequence[Path]) -> dict[str, Output]:
-    """Files in the run's local folder as outputs; copied to `output` if that is elsewhere."""
+    """Return files in the run's local folder as outputs, copied to `output` if that is
+    elsewhere."""
     outputs = {}
     for path in paths:
         name = path.relative_to(config.local_folder).as_posix()
@@ -25,8 +26,8 @@ def local_outputs(config: StageConfig, paths: Sequence[Path]) -> dict[str, Outpu
 
 
 def bundle_outputs(config: StageConfig) -> dict[str, Output]:
-    """The files of the bundle in the run's local folder as outputs; moved to `output` if that is
-    elsewhere."""
+    """Return the files of the bundle in the run's local folder as outputs, moved to `output` if
+    that is elsewhere."""
     from bert_core.bundle.layout import names_in
 
     folder = config.local_folder / BUNDLE
@@ -42,7 +43,7 @@ def written_bundle_digest(output: str, outputs: Mapping[str, Output]) -> str:
 
 
 def recipe(config: StageConfig, digest: str) -> dict[str, Any]:
-    """How a stage made a bundle, for the bundle's lineage."""
+    """Return how a stage made a bundle, for the bundle's lineage."""
     return {
         "config": determining_fields(config),
         "stage_digest": digest,

@@ -19,12 +19,14 @@ ONE_BY_ONE = ("tune",)
 
 
 def preflight(stage: str, config: StageConfig) -> None:
-    """Check what `stage` needs: a writable output, which keeps a second writer out if it is in an
-    object store, a cache if the output is not on this machine,
-    MLflow, and the cluster that it is to join.
+    """Check what `stage` needs before it starts.
 
-    If MLflow does not answer, the stage still runs: records are sent later. If it refuses access,
-    the stage does not.
+    It needs a writable output, which must keep a second writer out if it is in an object store; a
+    cache if the output is not on this machine; MLflow; and the cluster that it is to join.
+
+    If MLflow does not answer, the stage still runs: records are sent later. If MLflow refuses
+    access, the stage does not run.
+
     Raises: RaybertError with the way out.
     """
     if is_complete(config.output) and not config.force:

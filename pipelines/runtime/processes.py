@@ -1,4 +1,4 @@
-"""The processes of a cluster that this process started, and how this one ends."""
+"""Finds and ends the processes of a cluster that this process started, and handles SIGTERM."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ stop."""
 
 
 def end_processes(marker: str) -> None:
-    """End the processes that carry `marker`: SIGTERM, then SIGKILL.
+    """End the processes that carry `marker`: first SIGTERM, then SIGKILL.
 
     Ray ends its own, but leaves HAProxy and anything that user code has started.
     """
@@ -33,7 +33,7 @@ def end_processes(marker: str) -> None:
 
 
 def processes_of(marker: str) -> list[int]:
-    """Ids of the running processes that have `marker` in their environment (Linux)."""
+    """Return the ids of the running processes that have `marker` in their environment (Linux)."""
     variable = f"{MARKER}={marker}\0".encode()
     pids = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
@@ -44,7 +44,7 @@ def processes_of(marker: str) -> list[int]:
 
 
 def exit_on_sigterm() -> None:
-    """Have SIGTERM exit normally, so that `finally` blocks run, unless it is handled already."""
+    """Make SIGTERM exit normally, so that `finally` blocks run, unless it already has a handler."""
     in_main = threading.current_thread() is threading.main_thread()
     if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, exit_normally)

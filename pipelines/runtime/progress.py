@@ -1,4 +1,5 @@
-"""Progress of long work, for a person: a bar on a terminal, a line per interval elsewhere."""
+"""Shows the progress of long work to a person: a bar on a terminal, elsewhere a line per
+interval."""
 
 import sys
 import time
@@ -54,12 +55,12 @@ def print_remarks(stage: str, remarks: Mapping[str, int | str], source: str) -> 
 
 
 def counted(count: int, what: str, several: str = "") -> str:
-    """`1 row`, `1,000 rows`; `several` is a plural that does not just add an s."""
+    """Return a count with its noun: `1 row`, `1,000 rows`; `several` is an irregular plural."""
     return f"{count:,} {what if count == 1 else several or f'{what}s'}"
 
 
 def say(text: str) -> None:
-    """One line of plain English, its addresses without credentials."""
+    """Print a line of plain English, with credentials removed from addresses."""
     console.print(without_secrets(text), markup=False)
 
 
@@ -81,14 +82,14 @@ class Meter:
         self._first: tuple[float, float] | None = None  # when, and how much was done then
 
     def set(self, done: float, note: str = "") -> None:
-        """`done` of the total is finished; `note` is shown next to it."""
+        """Record that `done` of the total is finished; `note` is shown next to it."""
         if self._first is None and done:
             self._first = time.monotonic(), done
         self.done, self.note = done, note
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, note=note)
         elif time.monotonic() >= self._next_line_s:
-            # While nothing moves, ever fewer lines say so.
+            # While there is no progress, lines come ever less often.
             same = self._shown == (done, note)
             self._pause_s = 2 * self._pause_s if same else LINE_EVERY_S
             self._next_line_s = time.monotonic() + self._pause_s
@@ -96,7 +97,7 @@ class Meter:
             say(self._line())
 
     def add(self, amount: float = 1, note: str = "") -> None:
-        """`amount` more is finished."""
+        """Record that `amount` more is finished."""
         self.set(self.done + amount, note)
 
     def _line(self) -> str:
@@ -111,8 +112,11 @@ class Meter:
 
 @contextmanager
 def meter(title: str, total: float, unit: str) -> Iterator[Meter]:
-    """A progress bar on a terminal; elsewhere a line after `FIRST_LINE_S` seconds, and then every
-    `LINE_EVERY_S`, or ever more seldom while nothing moves."""
+    """Yield a progress bar on a terminal.
+
+    Elsewhere, a line is printed after `FIRST_LINE_S` seconds and then every `LINE_EVERY_S`, or less
+    and less often while there is no progress.
+    """
     if not sys.stdout.isatty():
         yield Meter(title, total, unit, None)
         return

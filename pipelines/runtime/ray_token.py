@@ -1,4 +1,4 @@
-"""Ray's token: which one this process has, and whether a cluster requires it."""
+"""Handles Ray's token: which token this process has, and whether a cluster requires one."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ _chose_auth_mode = False  # whether we set RAY_AUTH_MODE, not the user
 
 
 def token() -> str | None:
-    """The token that Ray would send; None if there is none, or it cannot be read."""
+    """Return the token that Ray would send; None if there is none, or it cannot be read."""
     path = token_path()
     if path is None:
         return os.environ["RAY_AUTH_TOKEN"]
@@ -30,9 +30,9 @@ def token() -> str | None:
 
 
 def set_auth_mode(mode: str) -> None:
-    """Set whether Ray's processes ask each other for the token, unless the user has set it.
+    """Set whether Ray's processes require the token from each other, unless the user has set it.
 
-    While it is unset, `ray.init` turns it on, `ray start` does so if there is a token, and an
+    If it is unset, `ray.init` turns it on, `ray start` does so only if there is a token, and an
     explicit address never does, so the three cannot connect to each other.
     """
     global _chose_auth_mode
@@ -42,11 +42,11 @@ def set_auth_mode(mode: str) -> None:
     if "ray" in sys.modules:
         from ray._raylet import Config  # type: ignore[attr-defined]  # compiled, and no stub
 
-        Config.initialize("")  # Ray has already read it: it does the same after setting it
+        Config.initialize("")  # Ray has already read it, and reads it again here
 
 
 def reset_auth_mode() -> None:
-    """Undo `set_auth_mode`: it held for one cluster, not for the next one or a child's."""
+    """Undo `set_auth_mode`, which held for one cluster, not for the next one or a child's."""
     global _chose_auth_mode
     if _chose_auth_mode:
         os.environ.pop("RAY_AUTH_MODE", None)
@@ -56,13 +56,13 @@ def reset_auth_mode() -> None:
 def settle(
     address: str, refuses: Callable[[str | None], bool], *, allow_open_cluster: bool
 ) -> None:
-    """Have Ray send the token to a cluster that requires one, and to no other, where Ray's actors
-    would die.
+    """Have Ray send the token only to a cluster that requires one; in any other, Ray's actors would
+    die.
 
     Args:
-        refuses: whether the cluster refuses a call with this token, or without one.
-    Raises: ResourceError if it requires none and that is not allowed, or refuses ours; what
-        `refuses` raises.
+        refuses: whether the cluster refuses a call with this token, or with none.
+    Raises: ResourceError if the cluster requires no token and that is not allowed, or refuses ours;
+        what `refuses` raises.
     """
     requires_token = refuses(None)
     if not requires_token:
@@ -107,7 +107,7 @@ def _authorization(token: str | None) -> dict[str, str]:
 
 
 def _channel(host: str) -> "Channel":
-    """A channel as Ray opens it, with its certificates if TLS is on."""
+    """Open a channel as Ray does, with its certificates if TLS is on."""
     import grpc
 
     direct = [("grpc.enable_http_proxy", 0)]

@@ -14,8 +14,8 @@ from bert_core.manifest import Headline, Output
 
 
 def spread(pattern: str) -> dict[str, str]:
-    """Metadata of a field of `Counts` that holds further counts: by their names, which are put into
-    the braces of `pattern`."""
+    """Return metadata for a field of `Counts` that holds a mapping of further counts: each is named
+    by putting its key into the braces of `pattern`."""
     return {"spread": pattern}
 
 
@@ -25,11 +25,11 @@ SPREAD = spread("{}")
 
 @dataclass(frozen=True, kw_only=True)
 class Counts(ABC):
-    """Facts about an output; the numbers among them go to MLflow. Each stage has a class of its
-    own, with a field for every count that its words need."""
+    """Facts about an output; those that are numbers are sent to MLflow. Each stage has its own
+    subclass, with a field for every count that its words need."""
 
     def entries(self) -> dict[str, Any]:
-        """The counts by name, as the manifest has them; those that are None are left out."""
+        """Return the counts by name, as in the manifest; those that are None are left out."""
         found: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -42,16 +42,18 @@ class Counts(ABC):
     @property
     @abstractmethod
     def line(self) -> str:
-        """The outcome in a few words, for a table; never empty."""
+        """Return the outcome in a few words, for a table; never empty."""
 
     @property
     @abstractmethod
     def sentence(self) -> str:
-        """The result in a sentence, for a reader who knows neither the stage nor its figures."""
+        """Return the result in a sentence, for a reader who knows neither the stage nor its
+        figures."""
 
     @property
     def headline(self) -> Headline | None:
-        """The figure that matters most, if the stage has one that stands by itself."""
+        """Return the most important figure, if the stage has one that stands by itself; else
+        None."""
         return None
 
 

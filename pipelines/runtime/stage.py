@@ -1,4 +1,4 @@
-"""Runs a stage: it is skipped if its output is there, else worked at and completed.
+"""Runs a stage: skips it if its output exists, otherwise does its work and completes the output.
 
 A stage is a frozen config that extends `StageConfig` and a function `run(config)`.
 """
@@ -67,7 +67,7 @@ def run_stage(
         return done
     check_ownership(config)
     with lease.held(config.output, wait=config.wait) as held:
-        # Whoever had it until now may have finished it.
+        # The process that held it until now may have finished it.
         if (done := _done(stage, config, determining, digests)) is not None:
             return done
         files.abort_uploads(config.output)
@@ -85,11 +85,11 @@ def run_stage(
             result = work(digest)
         except BaseException as error:
             if held.lost is None:
-                files.abort_uploads(config.output)  # workers were ended in the middle of them
+                files.abort_uploads(config.output)  # of workers that were ended
                 if not (isinstance(error, MISTAKES) and leaves_no_run(config)):
                     end_run(stage, config, error)
                 if isinstance(error, ConfigError | CorpusError):
-                    with suppress(OSError, RaybertError):  # the mistake is what to tell
+                    with suppress(OSError, RaybertError):  # the user's mistake is what to report
                         add_to_start(config, {REFUSED: True})
             raise
         manifest = Manifest(
@@ -107,7 +107,7 @@ def run_stage(
             cards=dict(result.cards),
             code_version=code_version(),
         )
-        held.check()  # in another's run nothing is recorded
+        held.check()  # raises if another process has taken over
         cards |= card_pages(read_run(config.local_folder), result.cards) | dict(result.pages)
         description = run_description(stage, config, inputs, cards, manifest.line)
         with open_run(stage, config, determining, (), description) as recorder:
@@ -128,7 +128,7 @@ def run_stage(
 def _done(
     stage: str, config: StageConfig, determining: dict[str, Any], inputs: Mapping[str, str]
 ) -> Manifest | None:
-    """The manifest of a finished output, whose run is ended; None if there is work to do.
+    """Return the manifest of a finished output, and end its run; None if there is work to do.
 
     Raises: ConfigError if it was made otherwise.
     """

@@ -1,4 +1,4 @@
-"""The settings that every stage has, and what can be read off any stage's config.
+"""Defines the settings that every stage has, and what can be read off any stage's config.
 
 The fields of `StageConfig` say where and on what a stage runs; they never change its output and are
 left out of its digest.
@@ -90,30 +90,32 @@ class StageConfig:
 
     @property
     def gpus(self) -> Gpus:
-        """Whether each worker of a stage that computes on GPUs gets one."""
+        """Return whether each worker of a stage that computes on GPUs gets one."""
         return "one each" if self.require_gpus else "if there are any"
 
     @property
     def cpus(self) -> int:
-        """CPUs of a cluster started on this machine: enough that no worker waits forever."""
+        """Return the CPUs of a cluster started on this machine: enough that no worker waits
+        forever."""
         return max(os.cpu_count() or 1, self.least_workers * self.threads_per_worker)
 
     @property
     def local_folder(self) -> Path:
-        """The output folder; for a URI, the folder on this machine that records its run."""
+        """Return the output folder or, for a URI, the folder on this machine that records its
+        run."""
         name = hashlib.sha256(self.output.encode()).hexdigest()[:12]
         # Absolute: Ray Train's controller, which records the run, works in another folder.
         return files.local_path(self.output) or cache_folder() / "runs" / name
 
     @property
     def record_copy(self) -> str | None:
-        """For a URI, the folder in the output that has a copy of the record."""
+        """Return, for a URI, the folder in the output that has a copy of the record; else None."""
         remote = files.local_path(self.output) is None
         return files.join(self.output, RECORD) if remote else None
 
 
 def operational_fields(kind: type[StageConfig]) -> set[str]:
-    """Names of the fields that say how a stage runs, not what its output is."""
+    """Return the names of the fields that say how a stage runs, not what its output is."""
     return {
         field.name
         for base in kind.__mro__
@@ -123,7 +125,7 @@ def operational_fields(kind: type[StageConfig]) -> set[str]:
 
 
 def determining_fields(config: StageConfig) -> dict[str, Any]:
-    """The fields that determine a stage's output, as its manifest would return them.
+    """Return the fields that determine a stage's output, as its manifest would return them.
 
     Operational fields and input paths are left out: of an input, only its digest counts.
     """
@@ -142,7 +144,7 @@ def _without_inputs(config: Any) -> dict[str, Any]:
 
 
 def input_paths(config: Any) -> Iterator[tuple[str, str]]:
-    """Field and path of every input that was set."""
+    """Yield field and path of every input that was set."""
     for field in fields(config):
         value = getattr(config, field.name)
         if is_dataclass(value):
@@ -155,8 +157,8 @@ def input_paths(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """The same config for a process that runs in another folder. An input's default is a word
-    (`docstrings`), not a path."""
+    """Return the config with absolute paths, for a process that runs in another folder. An input's
+    default is a word (`docstrings`), not a path, and stays."""
     changes: dict[str, Any] = {}
     for field in fields(config):
         value = getattr(config, field.name)

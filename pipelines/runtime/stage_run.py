@@ -58,11 +58,11 @@ def run_description(
     links: dict[str, str],
     result: str = "",
 ) -> dict[str, str]:
-    """The description of the run.
+    """Return the description of the run.
 
     Args:
-        links: to the cards of what it was made from, and to its own.
-        result: what it came to, once it has ended.
+        links: to the cards of what it was made from, and to its own cards.
+        result: the result, once it has ended.
     """
     return described(
         stage_command(stage, config),
@@ -75,16 +75,17 @@ def run_description(
 
 
 def stage_command(stage: str, config: StageConfig) -> str:
-    """The command line that makes the same output, but for how and where it runs."""
+    """Return the command line that makes the same output, without options for how and where it
+    runs."""
     return command(stage, config, operational_fields(type(config)) - {"output"})
 
 
 def end_run(
     stage: str, config: StageConfig, reason: BaseException, *, with_copy: bool = True
 ) -> None:
-    """Record that the stage ends without a result, and why. Never raises: another error did end it.
+    """Record that the stage ends without a result, and why. Never raises: it follows another error.
 
-    Where the copy of the record cannot be reached, only MLflow and the local folder know.
+    If the copy of the record cannot be reached, only MLflow and the local folder get the entry.
     """
     status: Status = "FAILED" if isinstance(reason, Exception) else "KILLED"
     tags = {RESULT: failure(reason)}
@@ -100,7 +101,8 @@ def end_run(
 
 
 def leaves_no_run(config: StageConfig) -> bool:
-    """Remove the run of a start that was refused before it made or recorded anything."""
+    """Remove the run of a start that was refused before it made or recorded anything; return
+    whether it was removed."""
     return not saved_work(config.output) and discard_run(
         config.local_folder, uri=tracking_uri(config.tracking_uri), copy=config.record_copy
     )

@@ -1,4 +1,4 @@
-"""Whether a folder or bucket can hold what stages write, by doing it once."""
+"""Checks whether a folder or bucket can hold what stages write, by writing it once."""
 
 import os
 import time
@@ -21,7 +21,7 @@ PARTS_BYTES = 16 << 20
 
 @contextmanager
 def marker(place: str) -> Iterator[str]:
-    """A small file in `place`, as long as the block runs; its path.
+    """Yield the path of a small file in `place`, which exists while the block runs.
 
     Raises: ResourceError with the way out, if it cannot be written.
     """
@@ -34,13 +34,13 @@ def marker(place: str) -> Iterator[str]:
     finally:
         _step(place, "delete", lambda: files.remove(path))
         if local is not None and absent:
-            with suppress(OSError):  # somebody else has put something there
+            with suppress(OSError):  # another process has put something there
                 local.rmdir()
 
 
 def check_cache(folder: Path) -> None:
-    """Check that the folder for downloads, and for records of runs whose output is elsewhere, takes
-    a few files.
+    """Check that the cache folder can be written. It holds downloads, and the records of runs whose
+    output is elsewhere.
 
     Raises: ResourceError with the way out.
     """
@@ -60,7 +60,7 @@ def check_cache(folder: Path) -> None:
 
 
 def check_storage(place: str) -> Iterator[str]:
-    """Do all that stages do in `place`, and yield each thing that works; nothing is left there.
+    """Do in `place` all that stages do, yield each operation that works, and leave nothing behind.
 
     Raises: ResourceError at the first thing that does not, with the way out.
     """
@@ -92,7 +92,7 @@ def check_excludes(place: str, path: str) -> None:
 
 
 def _excludes(path: str) -> bool:
-    """Whether of two writers only the first one writes."""
+    """Whether only the first of two writers succeeds."""
     if conditional.create(path, b"second") is not None:  # it exists
         return False
     _, tag = conditional.read_tagged(path)

@@ -1,6 +1,5 @@
-"""Inspects a stage's output: whether a finished one is whole, and what an unfinished one has saved
-that another start would lose.
-"""
+"""Inspects a stage's output: whether a finished one is complete, and what work an unfinished one
+holds that a new start would lose."""
 
 import re
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ _CHECKPOINT = re.compile(r"(?:(\d+)/)?(step-(\d{8}))/checkpoint\.json")
 
 
 def saved_work(output: str) -> list[str]:
-    """The files of an unfinished output that the same run would go on from, by their paths."""
+    """Return the paths of the files in an unfinished output that the same run would resume from."""
     return sorted(path for path in files.sizes_in(output) if not _is_bookkeeping(path))
 
 
@@ -55,7 +54,7 @@ def in_words(saved: list[str]) -> str:
 
 
 def check_whole(output: str, manifest: Manifest) -> None:
-    """Check by names and sizes that a finished output has all that its manifest lists.
+    """Check, by names and sizes, that a finished output has all that its manifest lists.
 
     Raises: FormatError naming the first file that is missing or has another size.
     """
@@ -81,7 +80,8 @@ def difference(
     then_config: Mapping[str, Any],
     then_inputs: Mapping[str, str],
 ) -> str:
-    """How an output was made otherwise: the settings with both values, and the inputs."""
+    """Describe how an output was made differently: the settings with both values, and the
+    inputs."""
     if then_stage != stage:
         return f"and this is `{stage}`"
     then, now = flatten(then_config), flatten(config)
@@ -106,16 +106,17 @@ def check_nothing_is_lost(
     inputs: Mapping[str, str],
     started: Mapping[str, Any],
 ) -> None:
-    """Check that an unfinished output which cannot be gone on with has saved nothing.
+    """Check that an unfinished output, which this start cannot resume, has saved nothing.
 
     Args:
-        config: the settings that determine the output now; `inputs` the digests.
-        started: what the earlier start noted.
+        config: the settings that determine the output now.
+        inputs: the digests of the inputs now.
+        started: what the earlier start recorded.
     Raises: ConfigError naming what differs, and what would be lost.
     """
     saved = saved_work(output)
     if not saved or (started.get(REFUSED) and not any(map(_CHECKPOINT.search, saved))):
-        return  # of a start that a mistake ended, the same start would make no more
+        return  # the earlier start ended by a mistake of the user's: nothing to resume
     if "config" in started:
         how = difference(
             stage,
