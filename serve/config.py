@@ -80,7 +80,7 @@ class ModelSettings:
 
     @property
     def reserved_cpus(self) -> float:
-        """CPUs that a replica reserves."""
+        """Number of CPUs that a replica reserves."""
         return float(self.threads) if self.num_cpus is None else self.num_cpus
 
     def _check(self) -> None:
@@ -241,10 +241,11 @@ class ServeConfig(ModelSettings, Command):
 
     @cached_property
     def served(self) -> dict[str, ModelConfig]:
-        """Each model by name, in the order given, with its own settings before the common ones.
+        """Each model by name, in the order given; its own settings take precedence over the common
+        ones.
 
-        Raises: ConfigError if there is none, one has another form, a name occurs twice, or a
-            setting is unknown or out of range; none of them once the config is made.
+        Raises: ConfigError if there is no model, a model has another form, a name occurs twice, or
+            a setting is unknown or out of range; never once the config is made.
         """
         if isinstance(self.models, dict):
             if not self.models:
@@ -273,13 +274,13 @@ _READER = pydantic.TypeAdapter(ModelConfig)
 
 
 def config_of_one(arguments: Mapping[str, Any]) -> ServeConfig:
-    """The config of one model, from the arguments of `serve run serve.app:build`.
+    """Return the config of a single model, from the arguments of `serve run serve.app:build`.
 
     Args:
-        arguments: `name` (`model` if there is none), `model`, the settings of a model, and `keys`,
-            `tracking_uri` and `drain_s` of `ServeConfig`; those of a command line are texts. There
-            is no `candidate`: what records comparisons is an application of its own.
-    Raises: ConfigError for one that is unknown, missing or out of range.
+        arguments: `name` (by default `model`), `model`, the settings of a model, and `keys`,
+            `tracking_uri` and `drain_s` of `ServeConfig`; values from a command line are texts.
+            `candidate` is not possible, since a separate application records comparisons.
+    Raises: ConfigError for an argument that is unknown, missing or out of range.
     """
     known = ["name", "model", *_SETTINGS, *_OF_SERVER]
     for key in arguments:
@@ -336,7 +337,7 @@ def _check_keys(where: str, table: Mapping[str, Any], kind: type) -> None:
 
 
 def parse_models(models: list[str] | str) -> dict[str, str]:
-    """`name=reference`, … → reference by name, in the order given.
+    """Return the references of `name=reference`, … by name, in the order given.
 
     Raises: ConfigError if there is none, one has another form, or a name occurs twice.
     """

@@ -1,11 +1,11 @@
-"""HTTP: the applications of a model and of the front, from their routes.
+"""Builds the HTTP applications of a model and of the front from their routes.
 
 Below a model's URL are its card, `/healthz` and `/readyz`, and the paths of every surface
 (`serve.surfaces`). The front answers the same surface paths at the root, by passing them on to the
 model that the request names, or else to the first that can do the task. Errors on surface paths
-have the surface's shape, and so do those of paths and models that there are not, if its clients
-call them; all others are `{"error": …, "error_type": …}`. `ServedModel` hides where a model runs:
-no Ray here.
+have the surface's shape. So do errors for unknown paths and models, if the surface's clients call
+them; all other errors are `{"error": …, "error_type": …}`. `ServedModel` hides where a model runs:
+nothing here depends on Ray.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,11 +79,11 @@ def create_model_app(
     metrics: Metrics | None = None,
     local_only: bool = False,
 ) -> FastAPI:
-    """The application of one model.
+    """Return the application of one model.
 
     Args:
-        alone: without a front, so that it also lists itself and has the metrics.
-        metrics: what `/metrics` shows; without it there is no such path.
+        alone: whether there is no front, so that the model also lists itself and has the metrics.
+        metrics: returns what `/metrics` shows; without it there is no such path.
         local_only: whether requests must call it by a name of this machine
             (`serve.request.local_hosts`).
     """
@@ -107,11 +107,12 @@ def create_front_app(
     *,
     local_only: bool = False,
 ) -> FastAPI:
-    """The application at `/`, which handles every path that belongs to no model elsewhere.
+    """Return the application at `/`, which handles every path that does not belong to a model
+    elsewhere.
 
     Args:
-        recorder: is told of the requests that are answered here.
-        metrics: what `/metrics` shows; without it there is no such path.
+        recorder: records the requests that are answered here.
+        metrics: returns what `/metrics` shows; without it there is no such path.
         local_only: as in `create_model_app`.
     """
     here = [
@@ -127,10 +128,10 @@ def create_front_app(
 
 
 class _Shortcut:
-    """Hands a request of a surface's path to its handler.
+    """Hands a request for a surface's path directly to its handler.
 
-    Trying dozens of routes, and resolving the dependencies that these handlers do not have, takes
-    as long as tokenizing. All other requests go through the application.
+    Trying dozens of routes, and resolving dependencies that these handlers do not have, takes as
+    long as tokenizing. All other requests go through the application.
     """
 
     def __init__(self, app: ASGIApp, routers: Sequence[APIRouter]) -> None:
@@ -156,10 +157,10 @@ class _Shortcut:
 
 
 class _Slashes:
-    """Answers a path that ends with a slash like the one without, and a model's URL, whose own
-    path is `/`, without a slash like the one with it.
+    """Serves a path with a slash at its end like the path without it.
 
-    Starlette would redirect to an absolute address, which names the server as this process sees it.
+    A model's URL, whose own path is `/`, is also served without its slash. Starlette would redirect
+    to an absolute address, with the server's name as this process sees it.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -174,8 +175,8 @@ class _Slashes:
 
 
 class _Heads:
-    """Answers HEAD as GET, without the body (RFC 9110, 9.1 and 9.3.2): monitors and load balancers
-    ask whether a server is there by it."""
+    """Answers HEAD like GET, without the body (RFC 9110, 9.1 and 9.3.2): monitors and load
+    balancers use it to ask whether a server is up."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -193,8 +194,9 @@ class _Heads:
 
 
 def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only: bool) -> FastAPI:
-    """The routes, their OpenAPI at `/openapi.json`, and all errors in our format."""
-    # The API page with its scripts, which FastAPI's own fetches from a CDN.
+    """Return an application with the routes, their OpenAPI at `/openapi.json`, and all errors in
+    our format."""
+    # Our own API page with its scripts, since FastAPI's page fetches them from a CDN.
     # NOTE: FastAPI's spans have the path and query of a request, and its log records exceptions.
     silent = {"tracing": False, "metrics": False, "logs": False}
     app = FastAPIOffline(
@@ -205,7 +207,7 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
         responses={421: {"content": error_content(Error)}} if local_only else None,
     )
     app.add_middleware(_Shortcut, routers=routers)
-    # NOTE: what is added last comes first, and `Observed` sees the route only below `_Slashes`.
+    # NOTE: what is added last runs first, and `Observed` sees the route only below `_Slashes`.
     app.add_middleware(Observed, recorder=recorder, apology=_apology)
     app.add_middleware(_Slashes)
     if local_only:
@@ -220,7 +222,7 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
         if isinstance(error, UnknownPathError | UnknownModelError | MethodError):
             surface = surface_of(request.method, request.scope["path"])
         if isinstance(error, UnknownModelError) and request.method in ("GET", "DELETE"):
-            surface = openai.SURFACE  # its way to a model, whose name may have a slash
+            surface = openai.SURFACE  # the path to a model, whose name may have a slash
         return error_response(surface, request, error)
 
     @app.exception_handler(InputError)
@@ -233,7 +235,7 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
         if error.status_code != 405 and (not methods or request.method in methods):
             missing = UnknownPathError(f"{here}: there is no such path, see /openapi.json")
             return await refuse(request, missing)
-        # Starlette names those of the path's first route alone.
+        # Starlette names only the methods of the path's first route.
         allowed = methods or sorted(
             (error.headers or {}).get("Allow", "").replace(" ", "").split(",")
         )
@@ -248,8 +250,8 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
 
 
 def _methods_at(request: Request, routers: Sequence[APIRouter]) -> list[str]:
-    """The methods that a request's path has, in whatever router; not those of a route that stands
-    for paths elsewhere, which is in no documentation."""
+    """Return the methods that a request's path has in any of the routers. Undocumented routes,
+    which stand for paths elsewhere, do not count."""
     path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
     return sorted(
         {

@@ -16,7 +16,7 @@ NOT_PASSED_ON = frozenset({"host", "connection", "content-length", "transfer-enc
 async def call(
     app: ASGIApp, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
 ) -> Response:
-    """The app's whole response.
+    """Return the app's whole response.
 
     Args:
         path: percent-encoded, with its query.
@@ -49,7 +49,7 @@ async def call(
     async def receive() -> Message:
         nonlocal received
         if received:
-            # Nobody disconnects here: whoever waits for the response cancels this call.
+            # No client can disconnect: the code that waits for the response cancels this call.
             await asyncio.Event().wait()
         received = True
         return {"type": "http.request", "body": body, "more_body": False}

@@ -1,11 +1,11 @@
-"""API keys with limits, models and an expiry date, kept as hashes in a JSON file.
+"""Manages API keys with limits, models and an expiry date, kept as hashes in a JSON file.
 
 A key is `rb-<name>-<secret>`. The secret has 256 random bits, so nobody finds it by trying sha256,
 and no slow hash is needed. Limits count per replica, by a bucket that refills steadily.
 
-A key that was revoked stays so: what counts is the file, and while that cannot be read, what was
-read last: by this process, or else by any process of this machine. Without either, nobody is let
-in. A file that is not there has no keys.
+A revoked key stays revoked. The file decides which keys are valid. While it cannot be read, those
+keys are valid that this process read last, or else any process of this machine. If no process has
+read the file, all requests are refused. A missing file counts as a file without keys.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class Key:
         return self.expires is not None and date.fromisoformat(self.expires) < today
 
     def allows(self, model: str) -> bool:
-        """Whether it may use a model."""
+        """Whether the key may be used for a model."""
         return self.models is None or model in self.models
 
 
@@ -91,14 +91,15 @@ _KEYS = pydantic.TypeAdapter(list[Key])
 
 
 def create(name: str, **settings: Any) -> tuple[str, Key]:
-    """A new key, which is shown only now, and what is stored of it. Raises: ConfigError."""
+    """Return a new key, which is shown only once, and its stored form. Raises: ConfigError."""
     secret = secrets.token_urlsafe(32)
     key = Key(name=name, sha256=hashlib.sha256(secret.encode()).hexdigest(), **settings)
     return f"rb-{name}-{secret}", key
 
 
 def read_keys(path: str) -> list[Key]:
-    """The keys in a file. Raises: FormatError if it is no such file; ConfigError without one."""
+    """Return the keys in a file. Raises: FormatError if it is not a file of keys; ConfigError if it
+    is missing."""
     if not files.exists(path):
         raise ConfigError(
             f"keys: wanted a file of keys, got nothing at {path}: make one with "
@@ -111,7 +112,8 @@ def read_keys(path: str) -> list[Key]:
 
 
 def last_read(path: str) -> list[Key] | None:
-    """The keys of a file as a process of this machine read them last; None for never."""
+    """Return the keys of a file as a process of this machine read them last; None if none ever
+    did."""
     place = _remembered(path)
     with suppress(OSError, RaybertError):
         return _parsed(str(place), place.read_bytes())
@@ -119,7 +121,7 @@ def last_read(path: str) -> list[Key] | None:
 
 
 def _remember(path: str, keys: Sequence[Key]) -> None:
-    """Keep them on this machine, for processes that start while the file cannot be read."""
+    """Store the keys on this machine, for processes that start while the file cannot be read."""
     if last_read(path) == keys:
         return
     place = _remembered(path)
@@ -137,10 +139,11 @@ def _remembered(path: str) -> Path:
 
 
 def change_keys(path: str, change: Callable[[list[Key]], list[Key]]) -> None:
-    """Replace the keys in a file, or none, by what `change` makes of them.
+    """Replace the keys in a file with those that `change` returns for them; a missing file has no
+    keys.
 
     If another process writes the file meanwhile, `change` is called again on what it wrote.
-    Raises: FormatError if it is no such file; ConfigError where the storage has no conditional
+    Raises: FormatError if it is not a file of keys; ConfigError if the storage has no conditional
         writes; what `change` raises.
     """
     if files.exists(path):
@@ -186,7 +189,7 @@ def _packed(keys: Sequence[Key]) -> bytes:
 
 @dataclass
 class _Bucket:
-    """The rest of a limit per minute."""
+    """What is left of a limit per minute."""
 
     per_minute: int
     left: float
@@ -199,7 +202,7 @@ class _Bucket:
         return self.left
 
     def wait_s(self, amount: float) -> int:
-        """Seconds until so much is left again."""
+        """Return the seconds until `amount` is left again."""
         return max(1, math.ceil((amount - self.left) * 60 / self.per_minute))
 
 
@@ -209,7 +212,7 @@ def _full(per_minute: int | None) -> _Bucket | None:
 
 @dataclass
 class Caller:
-    """A key in use."""
+    """A key in use, with what is left of its limits."""
 
     key: Key
     requests: _Bucket | None = field(init=False)
@@ -229,7 +232,7 @@ class Caller:
             self.requests.left -= 1
 
     def charge(self, tokens: int) -> None:
-        """Count the tokens of an answer; what exceeds the limit is waited for by the next."""
+        """Count the tokens of an answer; if they exceed the limit, the next request has to wait."""
         if self.tokens is not None:
             self.tokens.refill()
             self.tokens.left -= tokens
@@ -244,10 +247,12 @@ class Caller:
 
 
 class Keys:
-    """The keys of a server. Those that are added to the file or removed from it count at once."""
+    """The keys of a server. Keys that are added to the file or removed from it count within
+    seconds."""
 
     def __init__(self, keys: Sequence[Key] | None = None, path: str | None = None) -> None:
-        """`path`: is looked at now, unless there are keys, and every `REREAD_S`; None never."""
+        """Take `keys`, or read them from the file at `path` now. The file is read again every
+        `REREAD_S`; None never reads one."""
         self.path, self._due_s = path, time.monotonic() + REREAD_S
         self._callers: dict[str, Caller] = {}
         self._is_known = False
@@ -261,14 +266,14 @@ class Keys:
     def admit(
         self, headers: Mapping[str, str], model: str | None = None, *, counts: bool = True
     ) -> Caller:
-        """The caller whose key a request has.
+        """Return the caller whose key a request has.
 
         Args:
-            model: the model that is asked; None asks about the server.
-            counts: whether it counts as a request to the model.
+            model: the model that the request is for; None if it is about the server.
+            counts: whether the request counts towards the key's limits.
         Raises: UnauthorizedError without a valid key; ForbiddenError for a model that the key may
-            not use; OverloadedError beyond its limits; NotReadyError if which keys are valid is not
-            known.
+            not use; OverloadedError beyond its limits; NotReadyError if it is not known which keys
+            are valid.
         """
         self._look_again()
         if not self._is_known:
@@ -293,7 +298,7 @@ class Keys:
         parts = _KEY.fullmatch(presented)
         name, secret = parts.groups() if parts else ("", presented)
         caller = self._callers.get(name)
-        # As much work for names that are unknown, whatever was sent.
+        # Unknown names take as much work as known ones, so that timing reveals no names.
         stored = _NOBODY if caller is None else caller.key.sha256
         is_right = hmac.compare_digest(hashlib.sha256(secret.encode()).hexdigest(), stored)
         if caller is None or not is_right:
@@ -305,7 +310,7 @@ class Keys:
         return caller
 
     def take(self, keys: Sequence[Key]) -> None:
-        """Take these keys; those that stay as they are keep what they have used."""
+        """Use these keys from now on; unchanged keys keep their use of the limits."""
         known, self._is_known = self._callers, True
         self._callers = {
             key.name: known[key.name]
@@ -315,7 +320,7 @@ class Keys:
         }
 
     def reread(self) -> None:
-        """Take what the file has now; while it cannot be read, what is known stays."""
+        """Read the file again; while it cannot be read, the keys that are known stay valid."""
         if self.path is None:
             return
         self._due_s = time.monotonic() + REREAD_S
@@ -335,7 +340,7 @@ class Keys:
         late_s = time.monotonic() - self._due_s
         if self.path is None or late_s < 0:
             return
-        if late_s > REREAD_S:  # nobody has asked for long: what is known is too old to judge by
+        if late_s > REREAD_S:  # no request came for long: the known keys are too old
             self.reread()
             return
         self._due_s = time.monotonic() + REREAD_S
@@ -343,7 +348,8 @@ class Keys:
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:
-    """The key that a request carries, as the clients send it."""
+    """Return the key that a request carries, in any of the headers that clients use; None if
+    missing."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
@@ -351,7 +357,7 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
 
 
 def without(keys: Sequence[Key], name: str) -> list[Key]:
-    """The keys but one. Raises: ConfigError if there is none of this name."""
+    """Return the keys except the key of this name. Raises: ConfigError if there is no such key."""
     if name not in {key.name for key in keys}:
         there_are = ", ".join(key.name for key in keys) or "none"
         raise ConfigError(f"name: there is no key of {name!r}, there are: {there_are}")
@@ -359,7 +365,7 @@ def without(keys: Sequence[Key], name: str) -> list[Key]:
 
 
 def added(keys: Sequence[Key], key: Key) -> list[Key]:
-    """The keys and one more. Raises: ConfigError if there is one of this name."""
+    """Return the keys and one more. Raises: ConfigError if there is a key of this name already."""
     if key.name in {other.name for other in keys}:
         raise ConfigError(
             f"name: there is a key of {key.name!r} already: revoke it first, or take another name"

@@ -1,7 +1,8 @@
-"""What is wrong with a body, parameters or a table of a config: where, what was wanted, what came.
+"""Words messages about faults in a body, in parameters or in a table of a config.
 
-pydantic finds the faults, but speaks of "Input" and names the types that a value may have as parts
-of its place. All of serve words them here.
+A message says where the fault is, what was wanted and what came. pydantic finds the faults, but its
+messages speak of "Input", and list the possible types of a value as parts of its place. All of
+serve words them here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,21 +36,21 @@ _BOUNDS = {
 
 
 def complaint(error: pydantic.ValidationError, shape: Shape = pydantic.BaseModel) -> str:
-    """The fault that says most about what was sent.
+    """Return a message about the fault that says most about what was sent.
 
     Args:
-        shape: what a body was read as; left out for parameters and tables, whose keys are checked
-            before.
+        shape: the class that a body was read as; left out for parameters and tables, whose keys are
+            checked before.
     """
     faults = error.errors(include_url=False)
-    # A misspelt key is missing under its right name too: the misspelling is what to report.
+    # A misspelt key is also missing under its correct name: report the misspelling.
     misspelt = [each for each in faults if each["type"] == "extra_forbidden"]
     empty = [each for each in faults if each["type"] == "too_short"]
     texts = [each for each in faults if each["type"] == "string_type"]
-    # Of the kinds of values that there may be, the one that it comes nearest to.
+    # If a value may have several types, report the fault of the type that it comes nearest to.
     fault = max(misspelt or empty or texts or faults, key=lambda each: len(each["loc"]))
     own = fault.get("ctx", {}).get("error")
-    if isinstance(own, RaybertError):  # of a dataclass's own checks: it names the field
+    if isinstance(own, RaybertError):  # from a dataclass's own checks: it names the field
         return str(own)
     if shape is not pydantic.BaseModel and fault["type"] in ("extra_forbidden", "missing"):
         return _about_key(shape, fault)
@@ -63,13 +64,14 @@ def complaint(error: pydantic.ValidationError, shape: Shape = pydantic.BaseModel
 
 
 def unknown_key(where: str, key: str, names: Sequence[str]) -> str:
-    """The complaint about a key that is none of these names."""
+    """Return the message about a key that is not among these names."""
     known = f"some of {', '.join(names)}" if names else "none"
     return f"{where}: wanted {known}, got {as_json(key)}{nearest(key, names)}"
 
 
 def _wanted(fault: Mapping[str, Any]) -> str:
-    """What a value was to be, such as `a whole number`, from one of pydantic's `errors()`."""
+    """Return words for the value that was wanted, such as `a whole number`, from one of pydantic's
+    `errors()`."""
     kind, context = fault["type"], fault.get("ctx", {})
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
@@ -85,7 +87,7 @@ def _wanted(fault: Mapping[str, Any]) -> str:
 
 
 def _about_key(shape: Shape, fault: Mapping[str, Any]) -> str:
-    """What is wrong with a key that is missing, or that there is not."""
+    """Return the message about a key that is missing or unknown."""
     *above, key = fault["loc"]
     holder, place = _holder(shape, above)
     where = place or "the body"
@@ -96,8 +98,8 @@ def _about_key(shape: Shape, fault: Mapping[str, Any]) -> str:
 
 
 def _holder(shape: Shape, path: Sequence[int | str]) -> tuple[Shape, str]:
-    """The innermost body on the way to a fault, and the way, without the types that a value may
-    have, which pydantic names between the keys."""
+    """Return the innermost body on the way to a fault, and the path to the fault, without the types
+    that a value may have: pydantic names these between the keys."""
     named, kinds = "", [shape]
     for part in path:
         inside = next((kind for kind in kinds if kind.__name__ == part), None)
@@ -112,7 +114,7 @@ def _holder(shape: Shape, path: Sequence[int | str]) -> tuple[Shape, str]:
 
 
 def _bodies(annotation: Any) -> Iterator[Shape]:
-    """The bodies in a field's type."""
+    """Yield the body classes in a field's type."""
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         yield annotation
     for part in get_args(annotation):
@@ -120,5 +122,5 @@ def _bodies(annotation: Any) -> Iterator[Shape]:
 
 
 def _names_a_type(part: int | str) -> bool:
-    """Whether this part of a fault's place is one of the types that a value may have."""
+    """Whether this part of a fault's path is the name of a type that a value may have."""
     return isinstance(part, str) and (part in ("str", "int") or "[" in part)

@@ -1,6 +1,6 @@
 """Cancels the work for a client that has closed its connection, whatever runs the app.
 
-Ray Serve does so too; uvicorn alone works on to the end.
+Ray Serve does this too, but uvicorn by itself lets the work run to its end.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ UNWATCHED_S = 0.05
 
 
 async def while_connected(request: Request, work: Awaitable[Response]) -> Response:
-    """The response of `work`, which is cancelled as soon as the client is gone.
+    """Return the response of `work`, which is cancelled as soon as the client is gone.
 
-    The request's body must have been received.
+    The request's body must have been received before.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -40,7 +40,7 @@ async def while_connected(request: Request, work: Awaitable[Response]) -> Respon
     try:
         return await work
     except asyncio.CancelledError:
-        if not is_gone or task.uncancel():  # somebody else cancelled it
+        if not is_gone or task.uncancel():  # other code cancelled it
             raise
         return Response(status_code=ClosedError.status)
     finally:

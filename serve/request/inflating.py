@@ -1,4 +1,4 @@
-"""Decompresses bodies of requests (RFC 9110, section 8.4.1), up to a limit of size."""
+"""Decompresses request bodies (RFC 9110, section 8.4.1), up to a limit of size."""
 
 import zlib
 
@@ -13,17 +13,17 @@ MOST_MEMBERS = 64
 
 
 class Coding:
-    """The coding of a body that is not compressed."""
+    """The coding of a body that is not compressed, and the base class of the others."""
 
     def feed(self, part: bytes, most: int) -> bytes:
-        """A part of the body, decoded; of a compressed one, `most` bytes and at most one more.
+        """Return a part of the body, decoded; a compressed part gives at most `most` + 1 bytes.
 
-        Raises: NotJSONError if it does not have this coding.
+        Raises: NotJSONError if the body does not have this coding.
         """
         return part
 
     def end(self) -> None:
-        """Raises: NotJSONError if the body is not whole."""
+        """Check that the body is complete. Raises: NotJSONError."""
 
 
 class _Compressed(Coding):
@@ -58,7 +58,7 @@ class _Compressed(Coding):
 
 
 def coding_of(header: str) -> Coding:
-    """The coding that a value of `Content-Encoding` names. Raises: CodingError."""
+    """Return the coding that a value of `Content-Encoding` names. Raises: CodingError."""
     names = [name for part in header.lower().split(",") if (name := part.strip()) != "identity"]
     names = [name for name in names if name]
     if not names:

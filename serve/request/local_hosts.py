@@ -1,8 +1,8 @@
 """Refuses requests that call a server on this machine by a foreign name.
 
 A web page can have its own name resolve to 127.0.0.1 once it is loaded ("DNS rebinding"). The
-browser then takes a server here for the page's own, and lets the page read its answers; but it
-sends the page's name in the `Host` header.
+browser then takes a server on this machine for the page's own server, and lets the page read its
+answers. But the browser still sends the page's name in the `Host` header.
 """
 
 import json
@@ -15,14 +15,14 @@ _PORT = re.compile(r":\d*$")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that listens on `host` is reached from this machine only."""
+    """Whether a server that listens on `host` can be reached from this machine only."""
     return host in LOOPBACK
 
 
 class LocalHosts:
-    """Refuses requests by other names than this machine's with 421, in front of an app.
+    """Wraps an app, and refuses requests with 421 if they use a name other than this machine's.
 
-    A request without `Host` passes: no browser sends that.
+    A request without `Host` passes, since no browser sends one.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -48,7 +48,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class SurfaceRoute(APIRoute):
-    """A path of a surface: its handler takes nothing but the request, and answers all errors."""
+    """A path of a surface: its handler takes only the request, and answers all errors itself."""
 
 
 @dataclass(frozen=True)
@@ -65,24 +65,25 @@ remember(Card)
 def admit(
     keys: Keys | None, request: Request, model: str | None, *, counts: bool = True
 ) -> Caller | None:
-    """The caller whose key a request has; None on a server without keys. See `Keys.admit`."""
+    """Return the caller whose key a request has; None on a server without keys. See
+    `Keys.admit`."""
     return None if keys is None else keys.admit(request.headers, model, counts=counts)
 
 
 def unknown_model(name: str, models: Mapping[str, Any]) -> UnknownModelError:
-    """The error of a request that names no model served here."""
+    """Return the error for a request that names a model not served here."""
     return UnknownModelError(
         f'there is no model "{shortened(name)}": those served here are {", ".join(models)}'
     )
 
 
 async def forward(request: Request, model: ServedModel, path: str, body: bytes) -> Response:
-    """A model's response to a request that came to the front, with its query.
+    """Return a model's response to a request that came to the front, with its query.
 
-    The model's own application records the request, unless it cannot be asked.
+    The model's own application records the request, unless that application cannot be reached.
     """
     record = record_of(request)
-    record.was_forwarded = True  # also if it is cancelled: then the model's is, too
+    record.was_forwarded = True  # also if cancelled: then the model's request is, too
     target = quote(path) + (f"?{request.url.query}" if request.url.query else "")
     try:
         answer = await model.request(request.method, target, headers_to_model(request), body)
@@ -98,12 +99,13 @@ async def forward(request: Request, model: ServedModel, path: str, body: bytes) 
 
 
 def headers_to_model(request: Request) -> list[tuple[str, str]]:
-    """A request's headers for a model, which gets the body as it was read here: inflated."""
+    """Return a request's headers for a model. The body that goes with them is already
+    decompressed."""
     return [(name, value) for name, value in request.headers.items() if name != CODING]
 
 
 def handler(surface: Surface, answer: Handler, about: str | None) -> Handler:
-    """A route's function: answers, or refuses in the surface's shape.
+    """Return a route's function, which answers, or refuses in the surface's shape.
 
     Args:
         about: what the API's documentation says of the path.
@@ -120,7 +122,8 @@ def handler(surface: Surface, answer: Handler, about: str | None) -> Handler:
 
 
 def refused(surface: Surface, request: Request, error: Exception) -> Response:
-    """The response to any error; a fault of our own is logged, and its message left out."""
+    """Return the response to any error; an error of the server itself is logged, without its
+    message in the response."""
     if not isinstance(error, RequestError | InputError):
         log_failure(request, error)
         error = InternalError(f"{place_of(request)} failed in the server: its log says why")
@@ -128,12 +131,12 @@ def refused(surface: Surface, request: Request, error: Exception) -> Response:
 
 
 def place_of(request: Request) -> str:
-    """Method and path, as messages name them."""
+    """Return method and path of a request, as messages name them."""
     return f"{request.method} {shortened(request.url.path)}"
 
 
 def error_response(surface: Surface, request: Request, error: Exception) -> Response:
-    """The response to an error that the caller may read, in the surface's shape."""
+    """Return the response to an error that the caller may read, in the surface's shape."""
     record_of(request).error_type = getattr(error, "error_type", RequestError.error_type)
     return refusal(surface, error)
 
@@ -160,11 +163,11 @@ def documented(
     model: "Model | None" = None,
     prepared: Any = None,
 ) -> dict[str, Any]:
-    """The OpenAPI entries of a path, besides its docstring.
+    """Return the OpenAPI entries of a path, besides its docstring.
 
     Args:
-        model: the one that answers; None at the front.
-        prepared: what the surface prepared for it.
+        model: the model that answers; None at the front.
+        prepared: what the surface prepared for the model.
     """
     if endpoint.document is not None:
         described = endpoint.document(prepared)
@@ -197,7 +200,7 @@ def documented(
 
 
 def _narrowed(schema: Any, values: Mapping[str, Any]) -> Any:
-    """A JSON Schema whose properties of these names have these values alone."""
+    """Return a JSON Schema in which properties of these names allow only these values."""
     if isinstance(schema, list):
         return [_narrowed(item, values) for item in schema]
     if not isinstance(schema, dict):
@@ -209,12 +212,13 @@ def _narrowed(schema: Any, values: Mapping[str, Any]) -> Any:
 
 
 def errors_of(keys: Keys | None, *kinds: type[RequestError]) -> dict[int | str, dict[str, Any]]:
-    """The errors of a path that belongs to no surface, for the API's documentation."""
+    """Return the errors of a path that belongs to no surface, for the API's documentation."""
     return refusals(huggingface.SURFACE, [InternalError, *(() if keys is None else BY_KEY), *kinds])
 
 
 async def check_ready(models: Mapping[str, Any]) -> None:
-    """Run a pass of all models concurrently. Raises: NotReadyError naming those that failed."""
+    """Run a pass of all models concurrently. Raises: NotReadyError with the names of those that
+    failed."""
     results = await asyncio.gather(
         *(asyncio.wait_for(model.check_ready(), READY_TIMEOUT_S) for model in models.values()),
         return_exceptions=True,

@@ -46,7 +46,7 @@ Metrics = Callable[[], Awaitable[str]]
 def front_routes(
     models: Mapping[str, ServedModel], limits: Limits, keys: Keys | None = None
 ) -> APIRouter:
-    """`/healthz`, `/readyz` for all models, and the paths of every surface."""
+    """Return the routes of `/healthz`, `/readyz` for all models, and the paths of every surface."""
     router, front = APIRouter(), _Front(models, limits, keys)
 
     @router.get("/healthz", responses=errors_of(None), tags=["front"])
@@ -113,9 +113,10 @@ class _Front:
         return await while_connected(request, forward(request, self.models[name], path, body))
 
     async def _first_for(self, task: str | None) -> str:
-        """The first model that does a task; None stands for any.
+        """Return the first model that does a task; None stands for any task.
 
-        Raises: WrongTaskError if none does; NotReadyError if one that might does not answer.
+        Raises: WrongTaskError if no model does; NotReadyError if a model that might does not
+            answer.
         """
         known: dict[str, Sequence[str]] = {}
         for name, model in self.models.items():
@@ -144,8 +145,9 @@ class _Front:
 
 
 def _model_in(body: bytes) -> str | None:
-    """The model that a body names, if it does. Raises: NotJSONError, RequestError."""
-    # The model parses it again: 4 µs for 64 texts of 20 words, and it may be another process.
+    """Return the model that a body names; None if it names none. Raises: NotJSONError,
+    RequestError."""
+    # The model parses the body again: 4 µs for 64 texts of 20 words. It may be in another process.
     value = parsed(body)
     name = value.get("model") if isinstance(value, dict) else None
     if not isinstance(name, str | None):
@@ -156,7 +158,7 @@ def _model_in(body: bytes) -> str | None:
 
 
 def metrics_route(metrics: Metrics, keys: Keys | None = None) -> APIRouter:
-    """`GET /metrics`."""
+    """Return the route of `GET /metrics`."""
     router = APIRouter(tags=["front"])
 
     @router.get("/metrics", response_class=PlainTextResponse, responses=errors_of(keys))

@@ -1,6 +1,7 @@
-"""`POST /v1/predict`: one set of inputs for several models, each answered as at the model's URL.
+"""Serves `POST /v1/predict`: one set of inputs for several models, each answered as at the model's
+URL.
 
-What a model refuses, or cannot answer, refuses the request.
+If a model refuses its part, or cannot answer it, the whole request is refused.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ class JointRequest(Body):
     """For all of the models."""
 
     def bodies(self) -> dict[str, bytes]:
-        """The request to each model. Raises: NotJSONError."""
+        """Return the body of the request to each model. Raises: NotJSONError."""
         named = self.models
         by_model = named if isinstance(named, dict) else {name: {} for name in named}
         try:
@@ -65,7 +66,7 @@ class JointRequest(Body):
             parameters = {
                 name: orjson.dumps(self.parameters | values) for name, values in by_model.items()
             }
-        except orjson.JSONEncodeError as error:  # it writes less deeply than it reads
+        except orjson.JSONEncodeError as error:  # orjson reads deeper values
             raise NotJSONError(f"the body: wanted JSON of less depth ({error})") from error
         return {
             name: b'{"inputs":%b,"parameters":%b}' % (inputs, values)
@@ -84,7 +85,7 @@ class _RefusedError(Exception):
 def joint_routes(
     models: Mapping[str, ServedModel], limits: Limits, keys: Keys | None = None
 ) -> APIRouter:
-    """The route to several models at once."""
+    """Return the route to several models at once."""
     router = APIRouter(tags=["front"])
 
     async def predict(request: Request) -> Response:
@@ -116,12 +117,12 @@ def joint_routes(
 
 
 def _parsed(content: bytes) -> dict[str, bytes]:
-    """The request to each model. Raises: NotJSONError, RequestError."""
+    """Return the body of the request to each model. Raises: NotJSONError, RequestError."""
     return read(JointRequest, content).bodies()
 
 
 def _check_form(request: Request) -> None:
-    """Raises: NotAcceptableError for a client that does not take JSON."""
+    """Check that the client accepts JSON. Raises: NotAcceptableError."""
     accept = ", ".join(request.headers.getlist("accept"))
     if chosen(accept, (JSON,)) is None:
         raise NotAcceptableError(
@@ -132,7 +133,7 @@ def _check_form(request: Request) -> None:
 async def _ask_all(
     models: Mapping[str, ServedModel], request: Request, bodies: Mapping[str, bytes]
 ) -> Response:
-    """The answers of all, or the first refusal, upon which the others are cancelled."""
+    """Return the answers of all models, or the first refusal, which cancels the others."""
     record, shared = record_of(request), SharedPasses(bodies)
     headers = [(name, value) for name, value in headers_to_model(request) if name != "accept"]
 
@@ -159,7 +160,7 @@ async def _ask_all(
 
 
 def _with_name(name: str, refusal: ModelResponse) -> Response:
-    """A model's refusal, with its name in the message."""
+    """Return a model's refusal, with the model's name in the message."""
     content = json.loads(refusal.body)
     response = json_response(refusal.status, {**content, "error": f"{name}: {content['error']}"})
     repeated = {"retry-after", "www-authenticate"}
@@ -168,7 +169,7 @@ def _with_name(name: str, refusal: ModelResponse) -> Response:
 
 
 def _combined(parts: Mapping[str, ModelResponse]) -> Response:
-    """One object of the answers by model. Entries of headers say whose they are."""
+    """Return an object of the answers by model. Entries of headers get the name of their model."""
     answers = [b"%b:%b" % (orjson.dumps(name), part.body) for name, part in parts.items()]
     entries: dict[str, list[str]] = {}
     for name, part in parts.items():

@@ -1,4 +1,5 @@
-"""The list of models at `/v1/models`, and the paths below the URLs of models in other processes."""
+"""Serves the list of models at `/v1/models`, and paths below the URLs of models in other
+processes."""
 
 import asyncio
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ remember(Listing)
 
 
 async def list_models(models: Mapping[str, ServedModel]) -> Listing:
-    """The list of models; one that does not answer is listed as down."""
+    """Return the list of models; a model that does not answer is listed as down."""
     data = await asyncio.gather(*(_entry(*item) for item in models.items()))
     return Listing(data=data, models=[_in_coheres_way(entry) for entry in data])
 
@@ -101,7 +102,8 @@ async def _entry(name: str, model: ServedModel) -> ModelEntry:
 def list_routes(
     models: Mapping[str, ServedModel], keys: Keys | None = None, limits: Limits | None = None
 ) -> APIRouter:
-    """`GET /v1/models`, and for unknown names a 404 that lists the existing ones."""
+    """Return the routes of `GET /v1/models`, and a 404 for unknown names that lists the existing
+    models."""
     router = APIRouter(tags=["models"])
 
     @router.get(LIST, responses=errors_of(keys))
@@ -125,11 +127,11 @@ def list_routes(
         return await models[name].card()
 
     async def elsewhere(name: str, request: Request, path: str = "") -> Response:
-        # A model's own application takes these requests, except while it is being added.
+        # A model's own application gets these requests, except while the model is being added.
         admit(keys, request, None)  # the model counts the request
         if name not in models:
             raise unknown_model(name, models)
-        if models[name].is_local:  # all of its paths are here
+        if models[name].is_local:  # this app has all paths of the model
             raise HTTPException(404)
         body = b"" if request.method == "GET" else await receive(request, limits or Limits())
         return await while_connected(request, forward(request, models[name], f"/{path}", body))

@@ -31,12 +31,13 @@ from serve.versions.slot import CALLER, Candidate, Current, Slot
 def model_routes(
     slot: Slot, keys: Keys | None = None, prefix: str = "", without: Container[str] = ()
 ) -> APIRouter:
-    """The routes of one model: its card, `/healthz` and `/readyz`, and those of every surface.
+    """Return the routes of one model: its card, `/healthz` and `/readyz`, and those of every
+    surface.
 
     Args:
         without: paths of surfaces to leave out.
     """
-    # NOTE: a route that kept the model itself would keep its weights, whatever takes its place.
+    # NOTE: a route that kept the model itself would keep its weights after it is replaced.
     router, name, tasks = APIRouter(prefix=prefix), slot.model.name, tuple(slot.model.predictors)
 
     # With a prefix, the path of the card is documented without the slash, by the list of models.
@@ -85,7 +86,7 @@ def model_routes(
 
 
 def _prepared(current: Current, surface: Surface) -> Any:
-    """The surface's own data about a model, made once."""
+    """Return the surface's own data about a model, made on first use and then kept."""
     if surface.name not in current.prepared:
         current.prepared[surface.name] = surface.prepare(current.model)
     return current.prepared[surface.name]

@@ -1,7 +1,7 @@
-"""The page for trying the models, and its files: those of `serve/page`, and those that the pages of
-reports and of `raybert inspect` have too.
+"""Serves the page for trying the models, and its files: those of `serve/page`, and the files that
+it shares with the pages of reports and of `raybert inspect`.
 
-The files are read once. No other path is found, whatever it looks like.
+The files are read once, at the start, so no other file can be reached, whatever the path.
 """
 
 import mimetypes
@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from serve.http.routes.base import errors_of
 
 HEADERS = {
-    # Everything is from this server, no script is in the page itself, and nothing frames it.
+    # Everything comes from this server, the page has no inline script, and no page may frame it.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -29,7 +29,7 @@ SHARED = ("palette.css", "attention.css", "attention.js")
 
 
 def page_routes() -> APIRouter:
-    """`GET /`, the page, and `GET /page/…`, its files."""
+    """Return the routes of the page, `GET /`, and of its files, `GET /page/…`."""
     router = APIRouter(tags=["front"])
     contents = dict(_contents(files("serve") / "page"))
     contents |= {name: (files("tracking") / name).read_bytes() for name in SHARED}
@@ -53,7 +53,7 @@ def page_routes() -> APIRouter:
 
 
 def _contents(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
-    """All files below a folder, by their paths from there."""
+    """Yield all files below a folder, as path from there and content."""
     for entry in folder.iterdir():
         if entry.is_dir():
             yield from _contents(entry, f"{prefix}{entry.name}/")
