@@ -1,1 +1,2 @@
-"""Shared by the stages that train. Each file says where it runs: driver, controller or worker."""
+"""Code shared by the stages that train. Each file says where it runs: driver, controller or
+worker."""

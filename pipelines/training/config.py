@@ -25,7 +25,7 @@ from tracking.runs.goodput import CLUSTER, DEFAULT
 
 
 def check_variant(field_name: str, variant: str | None) -> None:
-    """Raises: ConfigError if there is no variant of this name."""
+    """Raise ConfigError if there is no variant of this name."""
     if variant is not None and variant not in VARIANTS:
         raise ConfigError(f"{field_name}: wanted {one_of(VARIANTS)}, got {variant!r}")
 
@@ -171,16 +171,16 @@ class LabelledTrainingConfig(TrainingConfig):
 
     @property
     def dropout(self) -> Dropout:
-        """The dropout of the model that is trained."""
+        """Return the dropout of the model that is trained."""
         return {
             "hidden_dropout_prob": self.hidden_dropout_prob,
             "attention_dropout": self.attention_probs_dropout_prob,
         }
 
     def steps(self, rows: int) -> int:
-        """Optimizer steps per seed."""
+        """Return the optimizer steps per seed."""
         return max(1, round(self.epochs * rows / self.batch_size))
 
     def steps_between(self, rows: int) -> int:
-        """Steps between measurements on the selection rows."""
+        """Return the steps between measurements on the selection rows."""
         return max(1, round(self.selection.every_epochs * rows / self.batch_size))

@@ -1,4 +1,4 @@
-"""The part that runs in Ray Train's controller, and how the driver starts and stops it."""
+"""Code that runs in Ray Train's controller, and how the driver starts and stops it."""
 
 import logging
 import time
@@ -38,7 +38,12 @@ class RecordingCallback(UserCallback):
     def __init__(
         self, output: str, folder: Path, uri: str, copy: str | None, goodput: Goodput
     ) -> None:
-        """`output` is the stage's; the rest is for its run's record."""
+        """Prepare to record.
+
+        Args:
+            output: the stage's output.
+            folder, uri, copy, goodput: for the record of the stage's run.
+        """
         self._output, self._folder, self._uri, self._copy = output, folder, uri, copy
         self._goodput = goodput
         self._gauges: Gauges | None = None
@@ -72,7 +77,7 @@ class RecordingCallback(UserCallback):
 
     def _counted(self, records: Records) -> Records:
         if DEFAULT in self._goodput.prices_usd:
-            with suppress(Exception):  # the counts from before are kept
+            with suppress(Exception):  # the earlier counts are kept
                 self._goodput.nodes = used_nodes(self._goodput.prices_usd)
         records = self._goodput.take(records)
         self._goodput.save(self._folder)
@@ -87,7 +92,8 @@ class RecordingCallback(UserCallback):
 
 
 def used_nodes(prices_usd: Mapping[str, float]) -> dict[str, int]:
-    """The cluster, and how many nodes it has, by the names of their prices."""
+    """Count the nodes of the cluster by the name of their price, with the cluster itself as one
+    more entry."""
     nodes = Counter({CLUSTER: 1})
     for node in ray.nodes():
         if node["Alive"]:
@@ -98,18 +104,20 @@ def used_nodes(prices_usd: Mapping[str, float]) -> dict[str, int]:
 
 
 class Trainer(TorchTrainer):
-    """Aborts a run that is interrupted, and re-raises the interrupt; a run that is to end (SIGTERM)
-    may do something before.
+    """Aborts a run that is interrupted, and re-raises the interrupt.
 
-    Ray Train's own SIGINT handler stays in place after the run and exits the process with code 1.
+    If the run is to end because of SIGTERM, `before_exit` is called first. Ray Train's own SIGINT
+    handler is not installed: it would stay in place after the run, and exit the process with code
+    1.
     """
 
     before_exit: Callable[[], None] | None = None
     _controller: Any = None
 
     def _create_default_callbacks(self) -> list[Any]:
-        """Ray Train's own, without those that start a process for no use."""
-        idle: tuple[type, ...] = (DatasetsCallback,)  # workers read shards, not datasets of Ray's
+        """Return Ray Train's default callbacks, without those that would start a process for
+        nothing."""
+        idle: tuple[type, ...] = (DatasetsCallback,)  # workers read shards, not Ray's datasets
         if cluster.started() is not None:
             # It asks the dashboard whether the controller lives: a cluster of our own has none.
             idle += (PlacementGroupCleanerCallback,)
@@ -127,7 +135,7 @@ class Trainer(TorchTrainer):
             if self._controller is not None:
                 if self.before_exit is not None and isinstance(interrupt, SystemExit):
                     self.before_exit()
-                with suppress(RayError):  # this is how its end is returned
+                with suppress(RayError):  # this is how Ray reports its end
                     ray.get(self._controller.abort.remote(), timeout=ABORT_TIMEOUT_S)
             raise
         finally:

@@ -1,4 +1,4 @@
-"""The driver side of training stages: starts the workers, shows progress, keeps the record.
+"""The driver side of stages that train: starts the workers, shows progress, keeps the record.
 
 What a worker does is in `worker`; the mathematics is in `bert_core.train`.
 """
@@ -141,7 +141,7 @@ def _fit_on_ray(
         config.record_copy,
         spent,
     )
-    # By reference: it may hold all rows, and Ray Train passes its config on several times.
+    # By reference: it may hold all rows, and Ray Train passes its config several times.
     shared = ray.put(worker)
     trainer = Trainer(
         on_ray,
@@ -184,8 +184,9 @@ def _fit_on_ray(
 
 
 def write_last_checkpoint(output: str) -> None:
-    """Have the workers write a checkpoint with their next report, after one that they are writing,
-    wait for it for a while, and say so if there is none. Never raises for storage."""
+    """Have the workers write a checkpoint with their next report, or after one that they are
+    writing, and wait for it for a while; if none appears, say so. Never raises for errors of
+    storage."""
     stopping = files.join(output, STOPPING_FILE)
     deadline_s = time.monotonic() + CHECKPOINT_TIMEOUT_S
     why = ""
@@ -231,8 +232,8 @@ T = TypeVar("T", bound=TrainingCounts)
 def finished(
     config: TrainingConfig, stage: str, outputs: dict[str, Output], counts: T
 ) -> Result[T]:
-    """The result of a stage that has trained, with where its time went, and plots of what it has
-    recorded."""
+    """Build the result of a stage that has trained, with where its time went and plots of its
+    curves."""
     from tracking.runs.plots import plot_curves, plot_time
 
     spent = _spent(config)
@@ -248,7 +249,7 @@ def finished(
 
 
 def _spent(config: TrainingConfig) -> goodput.Goodput:
-    """Where the time of the run went until now."""
+    """Return where the time of the run went until now."""
     spent = goodput.read_or_new(config.local_folder, time.time())
     spent.finish(time.time())
     return spent
@@ -258,7 +259,8 @@ def _spent(config: TrainingConfig) -> goodput.Goodput:
 def _progress(
     folder: Path, loop: LoopConfig, title: str, steps_per_seed: int | None
 ) -> Iterator[None]:
-    """Follow the record of a run, whichever process writes it, and show its progress."""
+    """While the block runs, follow the record of a run, whichever process writes it, and show its
+    progress."""
     ended = threading.Event()
 
     def follow() -> None:
@@ -295,8 +297,8 @@ def _progress(
 
 
 def _measure(loop: LoopConfig) -> tuple[int, str, float | None]:
-    """The length of a run for its progress bar: amount, unit, and seconds per unit if it is a unit
-    of time."""
+    """Return the length of a run for its progress bar: amount, unit, and seconds per unit if it is
+    a unit of time."""
     if loop.max_hours is None:
         return loop.max_steps, "steps", None
     seconds = loop.max_hours * 3600
@@ -318,10 +320,10 @@ def write_bundle(
     examples: Sequence[Any] = (),
     checkpoint: "Checkpoint | None" = None,
 ) -> dict[str, Output]:
-    """Write a checkpoint's weights as `output/bundle`; returns its files.
+    """Write a checkpoint's weights as `output/bundle`; return its files.
 
     Args:
-        model: of the right shape; its weights are replaced.
+        model: a model of the right shape; its weights are replaced.
         lineage: what it was made from; the stage's config and digest are added.
         checkpoint: None takes the newest.
     """
@@ -332,7 +334,7 @@ def write_bundle(
     assert checkpoint is not None  # the last step wrote one
     load_weights(checkpoint, model, run_digest=digest)
     local = config.local_folder / BUNDLE
-    shutil.rmtree(local, ignore_errors=True)  # from a run that was killed after writing it
+    shutil.rmtree(local, ignore_errors=True)  # left by a run that was killed after writing it
     save_bundle(
         local,
         model,

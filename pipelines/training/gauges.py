@@ -1,4 +1,4 @@
-"""Gauges of a training run for Prometheus, set by Ray Train's controller.
+"""Sets gauges of a training run for Prometheus, in Ray Train's controller.
 
 The metrics agent of its node exports them as `ray_raybert_train_…`. It forgets gauges
 that are not set again for twice the interval of its exports (10 s), so a thread sets them again:
@@ -51,7 +51,11 @@ class Gauges:
     """The newest point of a run's curves, and where its time went."""
 
     def __init__(self, output: str) -> None:
-        """`output` is the stage's, by which runs are distinguished."""
+        """Create the gauges.
+
+        Args:
+            output: the stage's output, by which runs are distinguished.
+        """
         self._tags = {OUTPUT: output}
         self._gauges = {
             name: Gauge(PREFIX + name, description=f"{text}.", tag_keys=(OUTPUT,))
@@ -66,7 +70,7 @@ class Gauges:
         threading.Thread(target=self._keep, name="gauges", daemon=True).start()
 
     def show(self, records: Records, goodput: Goodput, now_s: float) -> None:
-        """Show a report.
+        """Set the gauges from a report.
 
         Args:
             records: the points in it.
@@ -84,7 +88,7 @@ class Gauges:
         }
         shown = {(name, ""): x for name, x in numbers.items() if x is not None}
         shown |= {(SECONDS, activity): seconds for activity, seconds in goodput.seconds.items()}
-        self._shown = self._shown | shown  # not in place: the thread reads it
+        self._shown = self._shown | shown  # replaced, not changed: the thread reads it
         self._set()
 
     def _set(self) -> None:

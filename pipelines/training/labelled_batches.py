@@ -1,4 +1,4 @@
-"""Labelled sets on one rank: batches to train on, and measurements of a model."""
+"""Builds the batches of labelled sets on one rank, and measures a model on them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,18 +39,18 @@ class LabelledRank:
 
     @cached_property
     def packed_from(self) -> float:
-        """The share of padding from which rows are packed end to end."""
+        """Return the share of padding above which rows are packed end to end."""
         return packing(self.encoder_config, self.place.device, self.config.precision)
 
     @property
     def shown(self) -> Iterator[Window]:
-        """All windows that a model sees during training: training and selection rows."""
+        """Yield all windows that a model sees during training: training and selection rows."""
         return chain.from_iterable(
             self.sets[split].windows for split in (TRAIN, SELECTION) if split in self.sets
         )
 
     def batches(self, split: str, seed: int) -> RankBatches:
-        """The rows of a set, in the seed's order."""
+        """Return the batches of a set, with its rows in the seed's order."""
         windows, group = self.sets[split].windows, self.task.group_rows
         # A whole number of groups, and at least one for each worker.
         measured = group * max(-(-MEASURED_ROWS // group), self.place.world_size)
@@ -65,7 +65,7 @@ class LabelledRank:
         )
 
     def measure(self, split: str, loop: LoopConfig, model: ObjectiveModel) -> dict[str, float]:
-        """The loss of each part, and the task's metrics under `TASK`. Collective."""
+        """Return the loss of each part, and the task's metrics under `TASK`. Collective."""
         task, rows, measured = self.task, self.sets[split].rows, self.sets[split]
         columns = task.compare(rows, self._answers(rows, measured.windows, model))
         if measured.plain:

@@ -1,4 +1,4 @@
-"""The labelled sets of a training stage, and what each is for."""
+"""Reads and encodes the labelled sets of a training stage, and defines what each is for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]:
-    """The local folder of the bundle to start from, and all inputs of the stage."""
+    """Return the local folder of the bundle to start from, and all inputs of the stage."""
     trainable_task(config.task)
     folder, model = bundle_input(config, config.model)
     inputs = [model, labelled_input(TRAIN, config.train, TRAIN)]
@@ -44,7 +44,8 @@ def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]
 
 
 def trainable_task(name: str) -> "type[Task]":
-    """The task that labelled rows train. Raises: ConfigError if there is none of this name."""
+    """Return the task of this name. Raises: ConfigError if there is none that labelled rows
+    train."""
     from bert_core.tasks.catalog import TASKS
 
     trainable = [task.name for task in TASKS.values() if task.trainable]
@@ -63,7 +64,7 @@ def trainable_task(name: str) -> "type[Task]":
 
 @dataclass(frozen=True)
 class Parts:
-    """The rows of a training, divided by what they are for, before they are encoded."""
+    """The rows for a training, divided by purpose, before they are encoded."""
 
     task: "Task"
     """As the training rows define it."""
@@ -74,7 +75,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """Rows as they were read, and encoded as windows."""
+    """A set of rows as they were read, and encoded as windows."""
 
     rows: list[dict[str, Any]]
     windows: "list[Window]"
@@ -88,15 +89,15 @@ class LabelledSet:
 
     @property
     def left_out(self) -> int:
-        """Number of rows without a window."""
+        """Return the number of rows without a window."""
         return len(self.rows) - len({window.row for window in self.windows})
 
 
 def read_sets(
     config: LabelledTrainingConfig, bundle: "Bundle"
 ) -> tuple["Task", dict[str, LabelledSet]]:
-    """The task with the labels of the training rows, in the bundle's order if they are its own, and
-    its sets by name.
+    """Return the task, with the labels of the training rows, and its sets by name. If the bundle
+    has the same labels, they are in its order.
 
     Raises: ConfigError or CorpusError naming what does not fit the task.
     """
@@ -117,11 +118,11 @@ def read_parts(
     known: "Task | None" = None,
     usual: Columns | None = None,
 ) -> Parts:
-    """The task as the training rows define it, and the rows of each set.
+    """Return the task as the training rows define it, and the rows of each set.
 
     Args:
         known: the task, if another model has already learned it.
-        usual: the columns of the rows that it was learned from.
+        usual: the columns of the rows that the other model learned it from.
     Raises: CorpusError naming what does not fit the task.
     """
     checked = partial((known or kind(options=options)).fitting, trained=True)
@@ -133,7 +134,7 @@ def read_parts(
     with rows_of(config.train.source):
         task = task.to_learn(parts[TRAIN], config.max_length)
     if SELECTION in parts and config.selection.metric is not None:
-        # Before an epoch of training shows what its scores are.
+        # Resolved now: training would only know the names of its scores after an epoch.
         metric = config.selection.named(task.baseline(parts[SELECTION]))
         if metric != config.selection.metric:
             say(f"selection.metric: {config.selection.metric} is {metric}")
@@ -156,7 +157,7 @@ def encoded(
     task: "Task",
     parts: Parts,
 ) -> dict[str, LabelledSet]:
-    """The rows of each set, encoded for the encoder of a bundle with this name.
+    """Return the rows of each set, encoded for the encoder of a bundle with this name.
 
     Raises: ConfigError if `max_length` is too long for it, or a batch is too small for all workers;
         CorpusError if there are too few training rows, or a row does not fit the task.
@@ -195,8 +196,8 @@ def encoded(
 
 
 def _check_groups(batch_size: int, workers: int, task: "Task", rows: list[dict[str, Any]]) -> None:
-    """Raises: ConfigError if a batch has fewer groups of rows than there are workers, or is one row
-    without negatives."""
+    """Raise ConfigError if a batch has fewer groups of rows than there are workers, or is a single
+    row without negatives."""
     if -(-batch_size // task.group_rows) < workers:
         raise ConfigError(
             f"batch_size: wanted at least a group of {task.group_rows} rows for each of "
@@ -212,7 +213,7 @@ def _check_groups(batch_size: int, workers: int, task: "Task", rows: list[dict[s
 
 
 def divided(rows: list[dict], groups: Digests, config: SelectionConfig) -> dict[str, list[dict]]:
-    """Split rows into training rows and, if there is a share for them, selection rows.
+    """Split rows into training rows and, if `config` has a share for them, selection rows.
 
     Groups are drawn whole as long as they fit, so that no group is split. Raises: ConfigError if no
     group fits.
@@ -242,7 +243,7 @@ def divided(rows: list[dict], groups: Digests, config: SelectionConfig) -> dict[
 
 
 def few_per_class(rows: list[dict[str, Any]], most: int | None) -> list[dict]:
-    """At most `most` rows per label, in order; the same rows for every model compared."""
+    """Return at most `most` rows per label, in order; the same rows for every model compared."""
     if most is None:
         return rows
     if "label" not in rows[0]:
@@ -261,7 +262,7 @@ def few_per_class(rows: list[dict[str, Any]], most: int | None) -> list[dict]:
 
 
 def trained_rows(task: "Task", sets: dict[str, LabelledSet]) -> Digests:
-    """Digests of the rows that the weights are trained on or selected by."""
+    """Return the digests of the rows that the weights are trained on or selected by."""
     return task.digests(
         [row for name in (TRAIN, SELECTION) if name in sets for row in sets[name].rows],
         task.chosen,
@@ -269,10 +270,10 @@ def trained_rows(task: "Task", sets: dict[str, LabelledSet]) -> Digests:
 
 
 def shown_rows(task: "Task", sets: dict[str, LabelledSet], count: int) -> tuple[Any, ...]:
-    """Inputs for the bundle to show, as a caller sends them.
+    """Return example inputs for the bundle, as a caller sends them.
 
-    They are of held-out rows, or else of selection rows, and of those only of rows that are not
-    cut; training rows would flatter the model. `examples_of` has the rest of the rule.
+    They come from held-out rows, or else from selection rows, and only from rows that are not cut;
+    training rows would flatter the model. `examples_of` has the rest of the rule.
     """
     from bert_core.tasks.examples import examples_of
 
@@ -291,7 +292,7 @@ def remarks_of(
     sets: dict[str, LabelledSet],
     trained_on: Digests,
 ) -> "Remarks":
-    """Remarks on the training rows and the held-out rows; also prints them.
+    """Return the remarks on the training rows and the held-out rows, and print them.
 
     Args:
         trained_on: digests of all rows that the model has seen by the time it is scored.
@@ -312,7 +313,8 @@ def remarks_of(
 
 
 def _check_length(max_length: int, bundle: "Bundle", name: str) -> None:
-    """Raises: ConfigError if rows may be longer than the bundle, named so, has positions."""
+    """Raise ConfigError if rows may be longer than the positions of the bundle, which the message
+    calls `name`."""
     from bert_core.batches import longest_row
 
     longest = longest_row(bundle.encoder_config.max_length)
@@ -329,7 +331,7 @@ def lineage_of(
     inputs: list[DatasetInput],
     sets: dict[str, LabelledSet],
 ) -> list[dict[str, Any]]:
-    """The vocabulary and the labelled sets, as lineage."""
+    """Return the vocabulary and the labelled sets, for the lineage."""
     sources = {TRAIN: config.train, HELD_OUT: config.held_out}
     return [
         {"name": "vocabulary", "digest": tokenizer.digest, "tokens": tokenizer.vocab_size},

@@ -1,4 +1,4 @@
-"""Which objectives a pretraining run trains, and how its rows must be prepared for each."""
+"""Chooses the objectives of a pretraining run, and checks that its rows were prepared for each."""
 
 from bert_core.data.pairs import LABELS
 from bert_core.data.shards import ShardSet
@@ -20,7 +20,8 @@ MASKED_WORDS = {"mlm", "emd_mlm", "rtd"}
 
 
 def check_names(names: tuple[str, ...] | None) -> None:
-    """Raises: ConfigError unless these are distinct objectives, one of them for masked words."""
+    """Raise ConfigError unless the names are distinct objectives that include one for masked
+    words."""
     if names is None:
         return
     if set(names) - NEEDS.keys() or len(set(names)) < len(names):
@@ -35,7 +36,8 @@ def check_names(names: tuple[str, ...] | None) -> None:
 
 
 def objectives_of(names: tuple[str, ...] | None, shards: ShardSet) -> list[str]:
-    """The objectives in `names`; by default masked words and the objective of the rows' label.
+    """Return the objectives in `names`; by default masked words and the objective of the rows'
+    label.
 
     Raises: ConfigError if the rows were not prepared for one in `names`.
     """

@@ -1,4 +1,4 @@
-"""The records that a training run leaves in its folder: mainly the points of its curves.
+"""Reads and writes the records of a training run in its folder: mainly the points of its curves.
 
 A worker reports them, the controller writes them (`RunRecorder`), the driver reads them.
 """
@@ -35,7 +35,7 @@ Report = Callable[[Records, bool], Notice]
 
 
 class StoppedError(Exception):
-    """Training has written its last checkpoint, since it is to stop."""
+    """Training has been asked to stop, and has written its last checkpoint."""
 
 
 def record_all(recorder: RunRecorder, records: Records) -> None:
@@ -45,7 +45,8 @@ def record_all(recorder: RunRecorder, records: Records) -> None:
 
 
 def with_readings(records: Records, readings: Sequence[Mapping[str, float]]) -> Records:
-    """The points, the last one with the readings of the nodes (`tracking.runs.system_metrics`)."""
+    """Return the points, with the nodes' readings (`tracking.runs.system_metrics`) added to the
+    last one."""
     if not records:
         return records
     step, numbers = records[-1]
@@ -54,7 +55,7 @@ def with_readings(records: Records, readings: Sequence[Mapping[str, float]]) -> 
 
 
 def read_records(folder: Path) -> dict[int, dict[str, float]]:
-    """The numbers that a run has recorded, by step."""
+    """Return the numbers that a run has recorded, by step."""
     return NewRecords(folder).read()
 
 
@@ -66,8 +67,8 @@ class NewRecords:
         self._inode: int | None = None
 
     def read(self) -> dict[int, dict[str, float]]:
-        """The numbers by step, from the lines completed since the last call; from the whole file if
-        it was replaced or truncated."""
+        """Return the numbers by step, from the lines completed since the last call, or from the
+        whole file if it was replaced or truncated."""
         if not self._path.exists():
             return {}
         with open(self._path, "rb") as file:
@@ -82,5 +83,5 @@ class NewRecords:
 
 
 def median_speed(records: dict[int, dict[str, float]]) -> float:
-    """Tokens per second over all workers: the median over the points of the curve."""
+    """Return the median over the curve's points of the tokens per second of all workers."""
     return float(np.median([r[TOKENS_PER_S] for r in records.values() if TOKENS_PER_S in r]))

@@ -81,11 +81,11 @@ class SeedsCounts(TrainingCounts):
 
     @property
     def given_rows(self) -> int:
-        """The training rows that people labelled."""
+        """Return the number of training rows that people labelled."""
         return self.train_rows
 
     def _score(self, prefix: str) -> str | None:
-        """The main metric on some rows with its deviation; None if it was not measured."""
+        """Word the main metric on some rows, with its deviation; None if it was not measured."""
         key = f"{prefix}{self.primary_metric}"
         if self.primary_metric is None or key not in self.means:
             return None
@@ -129,7 +129,7 @@ def learn(
     """Train one model per seed, and write the bundle of the first.
 
     Args:
-        lineage: of the bundle; its `stage` names the stage that made it.
+        lineage: that of the bundle; its `stage` names the stage that made it.
     """
     from bert_core.train.checkpoint import checkpoint_at
 
@@ -227,20 +227,22 @@ def _show(
 
 def _has_learnt_little(task: "Task", main: str, value: float, blind: float) -> bool:
     """Whether a model is less than a tenth of the way from the best answer that ignores the input
-    to a perfect one; by an error, whether it is no better than that answer."""
+    to a perfect answer; for a metric where lower is better, whether it is no better than the
+    former."""
     if main in task.lower_is_better:
         return value >= blind
     return value - blind < 0.1 * (1 - blind)
 
 
 def _records_before(index: int, steps: int) -> int:
-    """Record steps before those of a seed; each seed has one extra at its end, for its result."""
+    """Return how many record steps precede those of a seed. Each seed has an extra step at its end,
+    for its result."""
     return index * records_per_seed(steps)
 
 
 def _measured(records: dict[int, dict[str, float]], index: int, steps: int) -> dict[str, float]:
-    """The result of a seed: the task's metrics, the `steps` of the selected weights, and their
-    metrics on the selection rows."""
+    """Return the result of a seed: the task's metrics, the `steps` of the selected weights, and
+    their metrics on the selection rows."""
     result = records[_records_before(index + 1, steps) - 1]
     selected = records[_records_before(index, steps) + round(result[SELECTED_STEP])]
     selecting = names.measured_on(names.on(SELECTION, TASK), selected)
@@ -262,7 +264,7 @@ def train_seeds(
     digest: str,
     report: Report,
 ) -> None:
-    """Train the seeds one after the other, as one rank."""
+    """Train the seeds one after another, as one rank."""
     from bert_core.train.checkpoint import load_weights
     from bert_core.train.clock import Clock
     from bert_core.train.words import train_read_words

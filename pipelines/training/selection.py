@@ -1,4 +1,4 @@
-"""Selects the weights of a training by rows that are kept out of it."""
+"""Selects the weights of a training run by rows that are kept out of training."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def metric_in_full(field: str, name: str, metrics: Collection[str]) -> str:
-    """The metric that a user means.
+    """Return the full name of the metric that a user means.
 
     Args:
-        field: of the config that names it.
-    Raises: ConfigError if it is none of these, or could be several.
+        field: the config's field that names it.
+    Raises: ConfigError if the name matches no metric, or several.
     """
     if name in metrics:
         return name
@@ -55,22 +55,23 @@ class SelectionConfig:
             )
 
     def sign(self, task: "type[Task]") -> int:
-        """The factor that turns the metric into a cost, where lower is better."""
+        """Return the factor that turns the metric into a cost, where lower is better."""
         return 1 if self.metric == LOSS or self.metric in task.lower_is_better else -1
 
     def named(self, scores: Collection[str]) -> str | None:
-        """The metric to select by, in full: `f1` is `f1_of_spam` if that is the only F1.
+        """Return the full name of the metric to select by: `f1` becomes `f1_of_spam` if that is the
+        only F1.
 
         Args:
             scores: names of the task's metrics; empty if they are not known yet.
-        Raises: ConfigError unless it is one of these, or the loss.
+        Raises: ConfigError unless the metric is among `scores`, or is the loss.
         """
         if not scores or self.metric in (None, LOSS, *scores):
             return self.metric
         return metric_in_full("selection.metric", str(self.metric), [LOSS, *scores])
 
     def cost(self, task: "Task") -> Callable[[dict[str, float]], float]:
-        """A function from a worker's `measure` results to a cost: lower is better."""
+        """Return a function from a worker's `measure` results to a cost, where lower is better."""
         if self.metric == LOSS:
             return itemgetter(LOSS)
 
@@ -83,7 +84,7 @@ class SelectionConfig:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of measuring a model in training on the selection rows."""
+    """The result of measuring a model on the selection rows during training."""
 
     seed: int
     """Index of the seed."""

@@ -1,4 +1,4 @@
-"""Shards as training batches: checks that their rows fit, and builds the batches."""
+"""Turns shards into training batches, after checking that their rows fit the encoder."""
 
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_rows(folder: str, shards: ShardSet, encoder: EncoderConfig, name: str) -> None:
-    """Raises: ConfigError if rows are too long for the encoder, or a split is empty."""
+    """Raise ConfigError if rows are too long for the encoder, or a split is empty."""
     from bert_core.batches import longest_row
 
     longest = longest_row(encoder.max_length)
@@ -50,7 +50,8 @@ def batches(
     micro_batch_tokens: int,
     window_shards: int,
 ) -> "RankBatches":
-    """A rank's batches of one split; shards are memory-mapped when their window is reached."""
+    """Return a rank's batches of one split; shards are memory-mapped when their window is
+    reached."""
     from bert_core.batches import RankBatches, ShardSource
     from bert_core.data.order import GlobalOrder
     from bert_core.model.attention import packing
@@ -79,7 +80,7 @@ def batches(
 
 
 def _check_room(shards: ShardSet, infos: list[ShardInfo], cache: Cache, count: int) -> None:
-    """Raises: ResourceError if the cache cannot hold `count` shards that are fetched into it."""
+    """Raise ResourceError if the cache cannot hold `count` shards that are fetched into it."""
     if files.local_path(shards.folder) is not None:
         return
     wanted_bytes = sum(sorted((info.size_bytes for info in infos), reverse=True)[:count])

@@ -1,4 +1,4 @@
-"""A teacher and its student: how they are built, what is learned, and whether they fit."""
+"""Builds a teacher and its student, and checks that they fit each other and what is learned."""
 
 import math
 from dataclasses import dataclass, field, fields, replace
@@ -55,7 +55,7 @@ class LossesConfig:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weights by the names of the parts."""
+        """Return the weights by the names of the parts."""
         return {
             part.name: getattr(self, part.name)
             for part in fields(self)
@@ -118,7 +118,7 @@ class TeacherStudent:
     """The student's."""
 
     def build(self, seed: int) -> "ObjectiveModel":
-        """The student, combined with its teacher if any loss needs one.
+        """Build the student, combined with its teacher if any loss needs one.
 
         Raises: ConfigError if they do not fit each other.
         """
@@ -143,7 +143,11 @@ class TeacherStudent:
         return require_weights(load_bundle(self.teacher))
 
     def build_teacher(self, teacher: "Bundle", *, scored: bool) -> "ObjectiveModel":
-        """`scored`: with its head."""
+        """Build the teacher.
+
+        Args:
+            scored: whether to include its head.
+        """
         from bert_core.bundle.weights import build_model
 
         if self.task is None:
@@ -162,7 +166,8 @@ class TeacherStudent:
         return build_model(replace(teacher, encoder_config=encoder), objectives, require_heads=True)
 
     def build_student(self, seed: int, teacher: "Bundle") -> "ObjectiveModel":
-        """The student with its initial weights; drawn with the seed where it has none."""
+        """Build the student with its initial weights; weights that it lacks are drawn with the
+        seed."""
         import torch
 
         from bert_core.bundle.weights import build_model
@@ -179,7 +184,7 @@ class TeacherStudent:
         return build_model(replace(bundle, encoder_config=encoder), objectives, task=self.task)
 
     def load_student(self, teacher: "Bundle") -> "Bundle":
-        """The bundle that the student starts from; without weights if they are to be random.
+        """Load the bundle that the student starts from; it has no weights if they are to be random.
 
         Raises: ConfigError if its vocabulary is not the teacher's.
         """
@@ -187,7 +192,7 @@ class TeacherStudent:
         return replace(start, encoder_config=start.encoder_config.adapted(**self.dropout))
 
     def _start(self, teacher: "Bundle") -> "Bundle":
-        """The bundle that the student starts from, with the dropout stored in it."""
+        """Load the bundle that the student starts from, with the dropout stored in it."""
         from bert_core.bundle.weights import require_weights
         from bert_core.objectives.distillation import with_layers
         from tracking.models.hub import load_bundle
@@ -216,7 +221,7 @@ class TeacherStudent:
         return replace(bundle, encoder_config=encoder, state=state)
 
     def sizes(self, teacher: "Bundle") -> dict[str, int]:
-        """Numbers of parameters of both, heads included."""
+        """Return the numbers of parameters of teacher and student, heads included."""
         models = {
             "teacher": self.build_teacher(teacher, scored=self.losses.soft > 0),
             "student": self.build_student(0, teacher),
@@ -227,7 +232,8 @@ class TeacherStudent:
         }
 
     def lineage(self, teacher: "Bundle", start: "Bundle") -> dict[str, Any]:
-        """The student's teacher and start; `start` is the result of `load_student`."""
+        """Return the student's teacher and starting bundle; `start` is the result of
+        `load_student`."""
         lineage: dict[str, Any] = {"stage": "distill", "from_scratch": self.from_scratch}
         if start.state:
             lineage |= {"parent": start.digest, "parent_lineage": start.lineage}
@@ -236,7 +242,7 @@ class TeacherStudent:
         return lineage
 
     def trained_rows(self, teacher: "Bundle", start: "Bundle") -> Digests:
-        """Digests of the rows that both have seen before."""
+        """Return the digests of the rows that either has seen before."""
         has_weights = start.state and not self.from_scratch
         return np.union1d(
             start.trained_rows if has_weights else NO_ROWS,

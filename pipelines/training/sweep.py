@@ -1,4 +1,4 @@
-"""The trials of a sweep: which fields of fine-tuning they vary, and over which values."""
+"""Defines the trials of a sweep: which fields of fine-tuning they vary, and over which values."""
 
 import math
 from collections.abc import Mapping
@@ -91,9 +91,9 @@ class SweepConfig:
             raise ConfigError(f"{where}.log: wanted true or false, got {values['log']!r}")
 
     def trials(self) -> list[dict[str, int | float]]:
-        """The varied fields of each trial, with their values; the same at every call."""
+        """Return the varied fields of each trial, with their values; the same at every call."""
         if self.method == "grid":
-            # Sorted, since a run that is resumed may name them in another order.
+            # Sorted, since a resumed run may name them in another order.
             names = sorted(self.space)
             return [
                 {name: SEARCHED[name](value) for name, value in zip(names, point, strict=True)}

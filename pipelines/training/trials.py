@@ -1,4 +1,4 @@
-"""Many fine-tunings on Ray Tune: as many at a time as there is room for, each only once.
+"""Runs many fine-tunings on Ray Tune, as many at a time as there is room for, each only once.
 
 Each trial is a stage with its own output folder, which is all a killed sweep needs to resume: a
 folder with a manifest is finished, one with `stopped.json` is left alone, and in any other training
@@ -74,11 +74,11 @@ def run_trials(
     """Train all trials that have not ended, and return the outcome of every trial.
 
     Args:
-        trials: with `num_workers` 0, absolute paths, and distinct outputs.
-        output: of the sweep, also absolute.
-        on_ray: as many at a time as there is room for, up to `max_concurrent`; otherwise one by one
-            in this process.
-        title: of the progress.
+        trials: configs with `num_workers` 0, absolute paths, and distinct outputs.
+        output: the sweep's output, also absolute.
+        on_ray: run as many at a time as there is room for, up to `max_concurrent`; otherwise one by
+            one in this process.
+        title: of the progress bar.
         sign: factor that turns a cost back into a score.
     Raises: the first RaybertError of a trial, which ends all of them.
     """
@@ -97,7 +97,7 @@ def run_trials(
 
 
 def state_of(output: str) -> State | None:
-    """How the trial with this output ended; None if it has not ended."""
+    """Return how the trial with this output ended; None if it has not ended."""
     if is_complete(output):
         return "finished"
     stopped = files.join(output, STOPPED_FILE)
@@ -105,13 +105,13 @@ def state_of(output: str) -> State | None:
 
 
 def measurements_of(output: str) -> list[Measurement]:
-    """All measurements of a trial on the selection rows, in order."""
+    """Return all measurements of a trial on the selection rows, in order."""
     path = files.join(output, MEASUREMENTS)
     return [Measurement(**each) for each in files.read_json(path)] if files.exists(path) else []
 
 
 def outcome_of(output: str) -> Outcome:
-    """The outcome of a trial that has ended."""
+    """Return the outcome of a trial that has ended."""
     state, measurements = state_of(output), measurements_of(output)
     assert state is not None
     costs = {
@@ -168,7 +168,7 @@ def _clear_up(trial: LabelledTrainingConfig) -> None:
 def _is_recorded(trial: LabelledTrainingConfig) -> bool:
     if trial.record_copy is None:
         return (trial.local_folder / METRICS).exists()
-    return read_copy(trial.record_copy) is not None  # written by another machine, maybe
+    return read_copy(trial.record_copy) is not None  # perhaps written by another machine
 
 
 def _run_on_tune(
@@ -194,7 +194,7 @@ def _run_on_tune(
         tune_config=ray_tune.TuneConfig(
             scheduler=Halving(trials, search, watcher) if search.method == "asha" else None,
             max_concurrent_trials=max_concurrent,
-            reuse_actors=True,  # or each trial imports torch again
+            reuse_actors=True,  # otherwise each trial imports torch again
         ),
         run_config=ray_tune.RunConfig(
             name=uuid.uuid4().hex[:8],
@@ -220,8 +220,10 @@ def _on_tune(
     home: str,
     parameters: Mapping[str, Any],
 ) -> None:
-    """Entry point of a Ray Tune trial: errors that the user can fix are reported, not raised, since
-    Ray Tune retries a trial that raises, as it should when a worker is lost.
+    """Run one trial, as the entry point of Ray Tune.
+
+    Errors that the user can fix are reported, not raised, because Ray Tune retries a trial that
+    raises, as it should when a worker is lost.
     """
     if Path(home).is_dir():
         os.chdir(home)  # Ray Tune gives every trial its own folder
@@ -230,7 +232,7 @@ def _on_tune(
     number, error = parameters["trial"], None
 
     def report(measurement: Measurement) -> None:
-        # A trial at its end must not be stopped.
+        # A trial that has reached its end must not be stopped.
         if measurement.share < 1:
             ray_tune.report({"trial": number, **asdict(measurement), "error": None})
 
@@ -246,7 +248,14 @@ class Watcher(Stopper):
     """Shows the progress of a sweep, and ends it at the first error that the user can fix."""
 
     def __init__(self, progress: Meter, ended: int, title: str, sign: int) -> None:
-        """`ended` is how many trials ended before this start."""
+        """Start without measurements.
+
+        Args:
+            progress: the meter to update.
+            ended: number of trials that ended before this start.
+            title: name of the score that is shown.
+            sign: factor that turns a cost back into a score.
+        """
         self._progress, self._ended, self._title, self._sign = progress, ended, title, sign
         self._shares: dict[int, float] = {}
         self._best: float | None = None
@@ -266,11 +275,11 @@ class Watcher(Stopper):
         return self.error is not None
 
     def saw(self, number: int, measurement: Measurement) -> None:
-        """Trial `number` was measured."""
+        """Show a measurement of trial `number`."""
         self._show(number, measurement.share, measurement.cost)
 
     def ended(self, number: int) -> None:
-        """Trial `number` ended."""
+        """Show that trial `number` has ended."""
         self._show(number, 1.0, None)
 
     def _show(self, number: int, share: float, cost: float | None) -> None:
@@ -285,9 +294,8 @@ class Watcher(Stopper):
 
 
 class Halving(ASHAScheduler):
-    """Asynchronous successive halving that knows the trials which ended before this start, and
-    whose decisions outlive this process.
-    """
+    """Asynchronous successive halving that also counts the trials that ended before this start, and
+    whose decisions outlast this process."""
 
     def __init__(
         self, trials: Sequence[LabelledTrainingConfig], search: SweepConfig, watcher: Watcher

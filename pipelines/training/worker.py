@@ -79,7 +79,11 @@ class RankPlace:
 
     @classmethod
     def here(cls, threads: int) -> "RankPlace":
-        """This process's place; also sets up torch to compute the same bits every time on CPU."""
+        """Return this process's place, and make torch compute the same bits every time on CPU.
+
+        Args:
+            threads: CPU threads of torch.
+        """
         torch.set_num_threads(threads)
         keep_freed_memory()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -88,7 +92,7 @@ class RankPlace:
 
 
 def on_ray(arguments: dict[str, Any]) -> None:
-    """Entry point of a Ray Train worker: reports go through `ray.train.report`."""
+    """Run as the entry point of a Ray Train worker; reports go through `ray.train.report`."""
 
     flush_denormals()  # only here, not when the work is done in the user's own process
     noticed: set[str] = set()
@@ -102,7 +106,7 @@ def on_ray(arguments: dict[str, Any]) -> None:
         notice = ray_train.get_preemption_info()
         new = set(notice.preempted_node_ids if notice else ()) - noticed
         noticed.update(new)
-        # Collective: on every rank, whatever comes of it.
+        # Collective: every rank has to call it.
         if from_rank_0(float(rank == 0 and files.exists(stop))):
             return "stop"
         return "checkpoint" if new else "nothing"
@@ -114,7 +118,7 @@ def on_ray(arguments: dict[str, Any]) -> None:
     try:
         with suppress(StoppedError):
             worker(config, arguments["digest"], report)
-    except DivergedError as error:  # if raised, training would be retried, to diverge again
+    except DivergedError as error:  # if raised, training would be retried and diverge again
         if rank == 0:
             files.write_bytes(files.join(config.output, DIVERGED), str(error).encode())
     if rank == 0:
@@ -134,7 +138,7 @@ def check_storage(output: str, rank: int) -> None:
 
 
 def check_shared(output: str) -> None:
-    """Raises: ResourceError if this node does not see what the driver wrote to `output`."""
+    """Raise ResourceError if this node does not see what the driver wrote to `output`."""
     if not files.exists(files.join(output, STARTED)):
         raise ResourceError(
             f"{output}: wanted a place that all nodes share, {socket.gethostname()} does not see "
@@ -244,7 +248,7 @@ def train(training: Training, report: Report) -> None:
 
 @dataclass(frozen=True)
 class Start:
-    """Where training begins, with the model in the same state."""
+    """The step that training begins at, with the model and optimizer already in that state."""
 
     step: int
     """The number of steps that were done before."""
@@ -254,7 +258,7 @@ class Start:
     """Points of the curves until here; empty on all ranks but 0, whose points are recorded."""
 
     def steps(self, training: Training) -> Generator[Step]:
-        """The steps from here to the last."""
+        """Yield the steps from here to the last."""
         return training_steps(
             training.model,
             training.batches.from_step(self.step),
@@ -297,7 +301,7 @@ class Due:
 
 
 def due_after(step: Step, training: Training) -> Due:
-    """The actions due after a step; after the last step they are all due."""
+    """Return the actions due after a step; after the last step they are all due."""
     config = training.config
     measurement = step.last or _is_due(step.index, training.measure_every_steps)
     checkpoint = measurement or _is_due(step.index, config.checkpoint_every_steps)
@@ -305,10 +309,14 @@ def due_after(step: Step, training: Training) -> Due:
 
 
 class Interval:
-    """The steps since the last point of the curves."""
+    """Gathers the numbers of the steps since the last point of the curves."""
 
     def __init__(self, training: Training, after: int) -> None:
-        """`after` is the step of that point."""
+        """Start gathering.
+
+        Args:
+            after: the step of the last point.
+        """
         self._training, self.after = training, after
         self._totals, self._since = Totals(training.model.weights), time.monotonic()
 
@@ -316,7 +324,7 @@ class Interval:
         self._totals.add_step(step)
 
     def numbers(self, step: Step) -> dict[str, float]:
-        """The next point, after its last step. Collective."""
+        """Return the next point, given the last step before it. Collective."""
         means, place = self._totals.means(), self._training.place
         numbers = _numbers(step, means, time.monotonic() - self._since, place)
         waited_s = means["waited_s"] / place.world_size
@@ -326,13 +334,18 @@ class Interval:
 class Points:
     """Points of the curves on their way to the run's record.
 
-    NOTE: a report returns before it is recorded, and is lost if the controller dies in between; the
-    record is lost with its machine, as far as it was not copied. So each checkpoint stores all
-    points, and a resumed run reports them again: those that were recorded are dropped there.
+    NOTE: a report returns before it is recorded, and is lost if the controller dies in between. The
+    record is lost with its machine, except for what was copied. So each checkpoint stores all
+    points, and a resumed run reports them again; the controller drops those already recorded.
     """
 
     def __init__(self, report: Report, first_record: int, before: Records) -> None:
-        """`before` are those of the checkpoint that the run resumes from."""
+        """Start with the points of an earlier start.
+
+        Args:
+            first_record: the record step that step 0 has.
+            before: the points in the checkpoint that the run resumes from.
+        """
         self._report, self._first_record = report, first_record
         self._waiting, self._new = list(before), list(before)
         self._lines = bytearray()
@@ -340,24 +353,25 @@ class Points:
 
     @property
     def waited_s(self) -> float:
-        """Seconds since the last report."""
+        """Return the seconds since the last report."""
         return time.monotonic() - self._reported
 
     def add(self, step: int, numbers: dict[str, float]) -> None:
-        """Take a point; its numbers may be completed until the next report."""
+        """Add a point; its numbers may be completed until the next report."""
         point = self._first_record + step, numbers
         self._waiting.append(point)
         self._new.append(point)
 
     def report(self, *, last: bool) -> Notice:
-        """Report the points since the last time. Collective; returns what `Report` returns."""
+        """Report the points since the last report; return what `Report` returns. Collective."""
         waiting, self._waiting = self._waiting, []
         self._reported = time.monotonic()
         return self._report(waiting, last)
 
     @contextmanager
     def reported_if_diverged(self) -> Iterator[None]:
-        """Report the points before training ends, so that the curve shows why."""
+        """If the block diverges, report the points before training ends, so that the curve shows
+        why."""
         try:
             yield
         except DivergedError:
@@ -365,7 +379,7 @@ class Points:
             raise
 
     def so_far(self) -> bytes:
-        """All points, to store with the checkpoint that is written now."""
+        """Return all points, to store with the checkpoint that is being written."""
         for point in self._new:
             self._lines += json.dumps(point).encode() + b"\n"
         self._new = []
@@ -373,14 +387,18 @@ class Points:
 
 
 class Measurements:
-    """The costs of all measurements of a model, and whether there have been enough."""
+    """Holds the costs of all measurements of a model, and says whether there have been enough."""
 
     def __init__(self, training: Training, costs: Sequence[float]) -> None:
-        """`costs` are those measured before this start."""
+        """Start with the costs of an earlier start.
+
+        Args:
+            costs: those measured before this start.
+        """
         self._training, self.costs = training, list(costs)
 
     def take(self, model: ObjectiveModel) -> dict[str, float]:
-        """Measure the model; the metrics, named as in the record. Collective."""
+        """Measure the model; return the metrics, named as in the record. Collective."""
         assert self._training.measure is not None
         with self._training.clock.during("measuring"):
             numbers = self._training.measure(model)
@@ -396,7 +414,8 @@ class Measurements:
 
 
 def chosen_checkpoint(checkpoints: str, rank: int) -> Checkpoint:
-    """The best checkpoint, or the newest if none was measured, as rank 0 has it. Collective."""
+    """Return the best checkpoint, or the newest if none was measured, as rank 0 sees it.
+    Collective."""
     chosen = None if rank else best_checkpoint(checkpoints) or latest_checkpoint(checkpoints)
     return checkpoint_at(checkpoints, round(from_rank_0(chosen.step if chosen else 0)))
 
@@ -408,7 +427,7 @@ def _is_due(step: int, every: int) -> bool:
 def _numbers(
     step: Step, means: dict[str, float], elapsed_s: float, place: RankPlace
 ) -> dict[str, float]:
-    """A point of the curves: means since the last point, over all workers."""
+    """Return a point of the curves: means since the last point, over all workers."""
     flops_per_s = means["flops"] / elapsed_s
     peak = peak_flops(place.device)
     return {
@@ -429,8 +448,12 @@ def _numbers(
 
 
 def time_spent(clock: Clock, steps: int = 0, waited_s: float = 0.0) -> dict[str, float]:
-    """The numbers of a point about the time since the last one, in which these steps were done and
-    a worker waited for data, in the mean."""
+    """Return the numbers of a point that say where the time since the last point went.
+
+    Args:
+        steps: steps done in that time.
+        waited_s: how long a worker waited for data in that time, on average.
+    """
     spent_s = clock.take()
     computed_s = spent_s.get(names.COMPUTING, 0.0)
     waited_s = min(waited_s, computed_s)
@@ -439,7 +462,8 @@ def time_spent(clock: Clock, steps: int = 0, waited_s: float = 0.0) -> dict[str,
 
 
 def _unweighted(numbers: dict[str, float]) -> float:
-    """The sum of the parts' losses. With a weight of 50, noise would look like a rise."""
+    """Return the sum of the parts' losses without weights: with a weight of 50, noise would look
+    like a rise."""
     return sum(value for name, value in numbers.items() if name.endswith("_loss"))
 
 
