@@ -1,5 +1,5 @@
 """Attention modules: one class per mechanism, without the residual connection around it, and the
-module of positions that its layers share.
+position modules that layers share.
 
 With `places`, only the tokens at those places get a vector, (N, hidden); all tokens are still
 attended to. `dot_product` computes the attention; DeBERTa's is in `disentangled`.
@@ -81,8 +81,8 @@ class RotaryAttention(SelfAttention):
 
 @dataclass(frozen=True)
 class Rotations:
-    """Cosine and sine of every token's angles (2, *positions, size / 2), for full and for local
-    attention."""
+    """The cosine and sine of every token's rotation angles (2, *positions, size / 2), for full and
+    for local attention."""
 
     full: Float[Tensor, "2 *positions half"]
     local: Float[Tensor, "2 *positions half"]
@@ -106,7 +106,7 @@ class RotaryPositions(nn.Module):
         positions = places = rows.positions()
         on_cpu = positions.device.type == "cpu"
         by_table = isinstance(rows, Packed) and on_cpu and in_inference()
-        if by_table:  # a cosine's last bit depends on its place in a vector register
+        if by_table:  # else a cosine's last bit depends on its place in a vector register
             places = torch.arange(rounded_up(rows.longest, TABLE_MULTIPLE))
         steps = torch.arange(0, self.size, 2, device=positions.device) / self.size
         angles = [places[..., None] * theta**-steps for theta in self.thetas]
@@ -119,7 +119,11 @@ def apply_rotary(
     vectors: Float[Tensor, "*tokens both heads size"],
     rotation: Float[Tensor, "2 *positions half"],
 ) -> Float[Tensor, "*tokens both heads size"]:
-    """Rotate pairs of entries, half a vector apart, by their angles; in fp32 or wider."""
+    """Rotate pairs of entries, half a vector apart, by their angles; in fp32 or wider.
+
+    Args:
+        rotation: cosine and sine of the angles.
+    """
     cosine, sine = rotation[..., None, None, :]
     first, second = vectors.chunk(2, dim=-1)
     rotated = [first * cosine - second * sine, second * cosine + first * sine]
@@ -127,8 +131,8 @@ def apply_rotary(
 
 
 class BiasedAttention(SelfAttention):
-    """Self-attention with a number added to each score, which depends on the head and the distance
-    (MPNet, Song et al. 2020)."""
+    """Self-attention that adds a learned number to each score, by head and distance (MPNet, Song et
+    al. 2020)."""
 
     def forward(
         self,
@@ -147,9 +151,9 @@ class BiasedAttention(SelfAttention):
 class RelativeBias(nn.Module):
     """Numbers that are added to attention scores, by head and distance, shared by all layers.
 
-    Near distances have a bucket each, farther ones share log-spaced buckets; keys before and after
-    the query have buckets of their own. Source: Raffel et al. 2019, section 2.1; the order of the
-    buckets is that of transformers' MPNet.
+    Near distances have a bucket each, farther distances share log-spaced buckets; keys before and
+    after the query have buckets of their own. Source: Raffel et al. 2019, section 2.1; the order of
+    the buckets is that of transformers' MPNet.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -162,7 +166,7 @@ class RelativeBias(nn.Module):
         self.embeddings = nn.Embedding(self.config.num_buckets, self.config.num_heads)
 
     def forward(self, rows: RowLayout) -> Float[Tensor, "heads width width"]:
-        """The bias for each query (first) and key, as wide as the widest block of rows."""
+        """Return the bias for each query (first) and key, as wide as the widest block of rows."""
         width = rows.bin_width if isinstance(rows, Packed) else rows.longest
         # Places in a bin are farther apart than positions in a row only in different rows.
         farthest = len(self._buckets) // 2
@@ -172,7 +176,7 @@ class RelativeBias(nn.Module):
         return self.embeddings(index).permute(2, 0, 1)
 
     def bucket(self, distance: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The bucket of a distance, the key's position minus the query's."""
+        """Return the bucket of a distance, the key's position minus the query's."""
         half = self.config.num_buckets // 2
         max_exact = half // 2
         far = distance.abs().clamp(min=max_exact).float() / max_exact
@@ -182,7 +186,7 @@ class RelativeBias(nn.Module):
         return bucket + half * (distance > 0)
 
 
-# The config's class selects the attention; some attentions have a module that all layers share.
+# The config's class selects the attention; some have a module that all layers share.
 ATTENTION: dict[type[AttentionConfig], type[nn.Module]] = {
     AttentionConfig: SelfAttention,
     BiasedAttentionConfig: BiasedAttention,
@@ -202,7 +206,7 @@ PACKED_FROM = 0.1
 
 
 def packing(config: EncoderConfig, device: torch.device, precision: str) -> float:
-    """The share of padding in a batch from which an encoder is faster on packed rows.
+    """Return the share of padding in a batch from which an encoder is faster on packed rows.
 
     0 (always pack) on a GPU whose kernel for packed rows can be used, 1 (never) on other GPUs.
     """

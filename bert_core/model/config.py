@@ -97,7 +97,7 @@ class DisentangledAttentionConfig(AttentionConfig):
 
     @property
     def span(self) -> int:
-        """Relative embeddings each way, k, of 2k in total."""
+        """Return the number k of relative embeddings in each direction, of 2k in total."""
         return self.position_buckets or self.max_relative_positions
 
 
@@ -121,7 +121,7 @@ class RotaryAttentionConfig(AttentionConfig):
             raise ConfigError(f"window: wanted an even number, got {self.window}")
 
     def reach(self, layer: int) -> int | None:
-        """How many tokens each way a layer attends to; None for whole rows."""
+        """Return how many tokens in each direction a layer attends to; None for whole rows."""
         return self.window // 2 if layer % self.global_every else None
 
 
@@ -254,28 +254,28 @@ class EncoderConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the word embedding."""
+        """Return the number of rows of the word embedding."""
         return self.embeddings.vocab_size
 
     @property
     def embedding_size(self) -> int:
-        """Width of the word embedding."""
+        """Return the width of the word embedding."""
         return self.embeddings.size or self.hidden_size
 
     @property
     def head_size(self) -> int:
-        """Width of an attention head."""
+        """Return the width of an attention head."""
         return self.hidden_size // self.attention.num_heads
 
     @property
     def classifier_dropout(self) -> float:
-        """Dropout before a classifier."""
+        """Return the probability of dropout before a classifier."""
         dropout = self.head.classifier_dropout
         return self.hidden_dropout_prob if dropout is None else dropout
 
     @property
     def max_length(self) -> int:
-        """Longest sequence in tokens, special tokens included."""
+        """Return the length of the longest sequence in tokens, special tokens included."""
         return self.embeddings.max_position_embeddings - self.embeddings.position_offset
 
     def adapted(
@@ -287,8 +287,8 @@ class EncoderConfig:
         attention_dropout: float | None = None,
         sizes_of: "EncoderConfig | None" = None,
     ) -> "EncoderConfig":
-        """This encoder for another vocabulary, with other dropout, or with the depth and width of
-        another encoder; None keeps the current value."""
+        """Return this config for another vocabulary, with other dropout, or with the depth and
+        width of another encoder (`sizes_of`); None keeps the current value."""
         embeddings = {"vocab_size": vocab_size, "pad_token_id": pad_token_id}
         if self.embeddings.position_offset and pad_token_id is not None:
             embeddings["position_offset"] = pad_token_id + 1

@@ -17,7 +17,7 @@ class RelativePositions(nn.Module):
     """Embeddings of relative distances, shared by all layers (DeBERTa, He et al. 2020).
 
     There are 2k of them, with distance 0 in row k. `forward` returns those that the batch's rows
-    can need; in an exported graph it returns all, as constants.
+    may need; in an exported graph it returns all, as constants.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -48,8 +48,8 @@ class RelativePositions(nn.Module):
         return Distances(table if self.norm is None else self.norm(table), index)
 
     def bucket(self, distance: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The bucket of a distance: near distances have one each, farther ones share log-spaced
-        buckets."""
+        """Return the bucket of a distance: near distances have one each, farther distances share
+        log-spaced buckets."""
         if not self.config.position_buckets:
             return distance.clamp(-self.config.span, self.config.span)
         middle = self.config.position_buckets // 2
@@ -62,7 +62,7 @@ class RelativePositions(nn.Module):
 
 @dataclass(frozen=True)
 class Distances:
-    """Relative distances between tokens, as attention reads them."""
+    """Relative distances between tokens, in the form that attention reads."""
 
     table: Float[Tensor, "distances hidden"]
     """Vectors of the N distances that the batch needs."""
@@ -70,8 +70,8 @@ class Distances:
     """The row of `table` for each query (first) and key."""
 
     def within(self, length: int) -> tuple[int, int, Int[Tensor, "length length"]]:
-        """The first row of `table` that a row of `length` tokens needs and the one after the last,
-        and the place among them for each query and key."""
+        """Return the part of `table` that a row of `length` tokens needs: the first row, the one
+        after the last, and the index within that part for each query and key."""
         if not in_inference() or length == self.index.shape[0]:
             return 0, self.table.shape[0], self.index[:length, :length]
         # Distances grow along a row of the index, so that its corners are the farthest.
@@ -113,8 +113,8 @@ class DisentangledAttention(nn.Module):
         scores: Scores | None = None,
         queries: Float[Tensor, "*tokens hidden"] | None = None,
     ) -> Float[Tensor, "..."]:
-        """With `queries`, they attend to `hidden` in place of its own tokens, at the same
-        positions."""
+        """Return the attention output. With `queries`, those attend to `hidden`, at the same
+        positions, instead of its own tokens."""
         qkv = self.qkv(hidden)
         if queries is not None:
             qkv = torch.cat([self._project_queries(queries), qkv[..., queries.shape[-1] :]], dim=-1)
@@ -147,7 +147,7 @@ class DisentangledAttention(nn.Module):
     def _project_distances(
         self, table: Float[Tensor, "distances hidden"]
     ) -> tuple[Float[Tensor, "heads width distances"], Float[Tensor, "heads width distances"]]:
-        """Keys and queries of distances."""
+        """Return the keys and the queries of distances."""
         table = self.position_dropout(table)
         if self.shared:
             width = table.shape[1]
@@ -182,5 +182,5 @@ class KeylessBiasLinear(nn.Module):
 def _gather_distances(
     scores: Float[Tensor, "batch heads seq distances"], index: Int[Tensor, "seq seq"]
 ) -> Float[Tensor, "batch heads seq seq"]:
-    """For every pair of tokens, the query's score with the distance between them."""
+    """Return, for every pair of tokens, the query's score with the distance between them."""
     return scores.gather(-1, index.expand(*scores.shape[:2], *index.shape))

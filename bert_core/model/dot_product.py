@@ -1,5 +1,5 @@
-"""Attention among the tokens of each row, from queries, keys and values: which computation runs
-where. All give the same vectors.
+"""Attention among the tokens of each row, computed from queries, keys and values; this module
+selects the implementation. All give the same vectors.
 
 With `scores`, a list, the scores before the softmax are appended to it, one tensor per block of
 `rows`, and are computed step by step rather than by a fused kernel.
@@ -28,10 +28,11 @@ def attend(
     reach: int | None = None,
     added: Float[Tensor, "heads width width"] | None = None,
 ) -> Float[Tensor, "*tokens hidden"]:
-    """Multi-head attention among the tokens of each row. All implementations give the same vectors.
+    """Compute multi-head attention among the tokens of each row. All implementations give the same
+    vectors.
 
     Args:
-        reach: limits it to so many tokens each way; not together with `added`.
+        reach: limits attention to this many tokens in each direction; not together with `added`.
         added: what is added to the scores for each head, query and key, a function of their
             distance; at least as wide as the widest block.
     """
@@ -46,7 +47,7 @@ def attend(
 def _attend_unpadded(
     qkv: Float[Tensor, "tokens 3 heads size"], rows: Packed, reach: int | None
 ) -> Float[Tensor, "tokens hidden"]:
-    """Attention over packed rows, by the GPU kernel for that layout."""
+    """Compute attention over packed rows, by the GPU kernel for that layout."""
     query, key, value = qkv.unbind(-3)
     offsets = rows.offsets.int()
     window: Any = {} if reach is None else {"window_size": (reach, reach)}
@@ -65,7 +66,8 @@ def _attend_in_blocks(
     reach: int | None,
     added: Float[Tensor, "heads width width"] | None,
 ) -> Float[Tensor, "*tokens hidden"]:
-    """Attention block by block; rows in a block have one length. Packed rows may share bins."""
+    """Compute attention block by block; all rows of a block have the same length. Packed rows may
+    share bins."""
     layout: RowLayout | Bins = rows
     if isinstance(rows, Packed) and scores is None and (reach is None or rows.longest <= reach + 1):
         fused = _is_fused(qkv, rows.longest, dropout_p)
@@ -93,7 +95,8 @@ def _attend_in_graph(
     reach: int | None,
     added: Float[Tensor, "heads width width"] | None,
 ) -> Float[Tensor, "*tokens hidden"]:
-    """Attention as a single ONNX operator, which takes rows of any length, so without blocks."""
+    """Compute attention as a single ONNX operator, which takes rows of any length and so needs no
+    blocks."""
     [block], [mask] = rows.blocks(qkv), rows.masks()
     heads, length = block.shape[-2], block.shape[1]
     query, key, value = (part.flatten(-2) for part in block.unbind(2))
@@ -117,8 +120,8 @@ def sliding_window_attention(
     reach: int,
     dropout_p: float,
 ) -> Float[Tensor, "batch heads seq size"]:
-    """Attention within `reach` tokens each way, in blocks of `reach` queries and 3 × `reach` keys,
-    so that work and memory grow linearly with the row length."""
+    """Compute attention within `reach` tokens in each direction, in blocks of `reach` queries and 3
+    × `reach` keys, so that work and memory grow linearly with the row length."""
     batch, length = query.shape[0], query.shape[2]
     count = -(-length // reach)
     missing = count * reach - length
@@ -155,7 +158,7 @@ def dot_product_attention(
     scale: float | None = None,
     scores: Scores | None = None,
 ) -> Float[Tensor, "batch heads queries size"]:
-    """Scaled dot-product attention; by default, `scale` is 1 / sqrt(size)."""
+    """Compute scaled dot-product attention; by default, `scale` is 1 / sqrt(size)."""
     if scores is None and _is_fused(query, query.shape[-2], dropout_p):
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=scale
@@ -164,7 +167,7 @@ def dot_product_attention(
     logits = logits if bias is None else logits + bias
     if scores is not None:
         scores.append(logits)
-    # Autocast would widen the weights to fp32, only for the product to narrow them again.
+    # Autocast would widen the weights to fp32, and the product would narrow them again.
     with torch.autocast(logits.device.type, enabled=False):
         weights = logits.softmax(-1)
     return dropout(weights, dropout_p) @ value
@@ -179,7 +182,7 @@ def _is_fused(like: Tensor, longest: int, dropout_p: float) -> bool:
     """Whether attention runs in a fused kernel.
 
     Args:
-        like: queries, or what they are part of.
+        like: queries, or the tensor that they are part of.
         longest: tokens of the longest row.
     """
     if like.is_cuda or torch.compiler.is_compiling():
@@ -194,17 +197,17 @@ HEAD_MULTIPLE = 8
 
 
 def _runs_unpadded(qkv: Float[Tensor, "tokens 3 heads size"], dropout: float) -> bool:
-    """Whether the kernel for packed rows can be used: CUDA, half precision, no dropout, and a
-    head's size."""
+    """Whether the kernel for packed rows can be used: on CUDA, in half precision, without dropout,
+    and if it supports the head's size."""
     fits = qkv.shape[-1] % HEAD_MULTIPLE == 0
     return qkv.is_cuda and qkv.element_size() == 2 and dropout == 0 and fits
 
 
 def _mask_bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 queries_1 seq"]:
-    """The mask as numbers to add to scores: 0 for tokens that are real, or that the query may
-    attend to; -inf for others.
+    """Return the mask as numbers to add to scores: 0 for tokens that are real, or that the query
+    may attend to; -inf for others.
 
-    Every attention call would convert a bool mask into this again.
+    Otherwise every attention call would convert a bool mask into this again.
     """
     bias = like.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))
     return bias[:, None, None, :] if mask.ndim == 2 else bias[:, None]
@@ -213,10 +216,11 @@ def _mask_bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 queries_1 s
 def _plus(
     bias: Float[Tensor, "..."] | None, added: Float[Tensor, "heads width width"] | None, length: int
 ) -> Float[Tensor, "..."] | None:
-    """`bias` and the upper left corner of `added`, for rows of `length`, or those that there are.
+    """Return the sum of `bias` and the upper left corner of `added`, for rows of `length`; either
+    may be None.
 
-    NOTE: right for rows side by side in a bin, too: the distance between two tokens of a row is
-    that between their places.
+    NOTE: correct for rows side by side in a bin, too: the distance between two tokens of a row is
+        that between their places.
     """
     if added is None:
         return bias
@@ -227,7 +231,8 @@ def _plus(
 def _window_bias(
     reach: int, mask: Tensor | None, like: Tensor
 ) -> Float[Tensor, "batch_1 1 seq seq"]:
-    """`_mask_bias` for queries that attend within `reach` only; padding also attends to itself."""
+    """Return `_mask_bias` for queries that attend within `reach` only; padding also attends to
+    itself."""
     places = torch.arange(like.shape[2], device=like.device)
     distance = (places[:, None] - places).abs()
     allowed = (distance <= reach)[None]

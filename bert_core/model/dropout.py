@@ -1,4 +1,4 @@
-"""Dropout with cheap random numbers on a CPU."""
+"""Dropout with fast random numbers on a CPU."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ LEVELS = 1 << 16
 
 
 class Dropout(nn.Dropout):
-    """`torch.nn.Dropout`; see `dropout`."""
+    """`torch.nn.Dropout`, computed by `dropout`."""
 
     def forward(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return dropout(values, self.p) if self.training else values

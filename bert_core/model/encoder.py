@@ -1,4 +1,5 @@
-"""Token ids in, one vector per token out. `heads.py` and the objectives use the vectors."""
+"""The encoder: token ids in, one vector per token out. `heads.py` and the objectives use the
+vectors."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,7 +125,7 @@ class Encoder(nn.Module):
                 hidden = self.convolution(embedded, hidden, rows)
             if all_layers:
                 layers.append(hidden)
-        if self.norm is not None:  # Hugging Face counts it as part of the last layer
+        if self.norm is not None:  # Hugging Face treats it as part of the last layer
             hidden = self.norm(hidden)
             layers[-1:] = [hidden] if all_layers else []
         if rows is not input_rows:
@@ -139,7 +140,7 @@ class Encoder(nn.Module):
 
     @property
     def may_take_early(self) -> bool:
-        """Whether the last layer may compute selected tokens only, since nothing after it reads
+        """Whether the last layer may compute only selected tokens, because nothing after it reads
         others."""
         mean = self.pooler is not None and self.pooler.pooling == "mean"
         convolved = self.convolution is not None and self.config.num_hidden_layers == 1
@@ -148,7 +149,8 @@ class Encoder(nn.Module):
     def _outputs_of_last_layer(
         self, rows: RowLayout, places: Int[Tensor, "chosen"] | None
     ) -> Int[Tensor, "outputs"] | None:
-        """Places of the last layer's outputs: the pooler's tokens, then the selected ones."""
+        """Return the places of the last layer's outputs: the pooler's tokens, then the selected
+        tokens."""
         if places is None or self.pooler is None:
             return places
         return torch.cat([rows.starts(), places])
@@ -156,7 +158,7 @@ class Encoder(nn.Module):
     def _first(
         self, hidden: Float[Tensor, "*tokens hidden"], rows: RowLayout
     ) -> Float[Tensor, "batch hidden"] | None:
-        """The pooler's input."""
+        """Return the pooler's input."""
         if self.pooler is None:
             return None
         return rows.mean(hidden) if self.pooler.pooling == "mean" else rows.first(hidden)

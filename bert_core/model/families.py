@@ -254,7 +254,8 @@ def _modernbert_heads() -> dict[str, Names]:
 
 
 def _modernbert_entries(entries: dict[str, Any]) -> dict[str, Any]:
-    """transformers 5 lists the type of every layer and has a table of RoPE parameters per type."""
+    """Convert the entries of transformers 5, which list the type of every layer and have a table of
+    RoPE parameters per type."""
     entries = dict(entries)
     kinds = entries.pop("layer_types", None)
     if kinds:
@@ -286,17 +287,17 @@ _FILE = "config.json"
 
 
 def _roberta_entries(entries: dict[str, Any]) -> dict[str, Any]:
-    """Positions start after the id of [PAD]."""
+    """Add the position offset: positions start after the id of [PAD]."""
     return entries | {"_position_offset": entries.get("pad_token_id", 1) + 1}
 
 
 def _mpnet_entries(entries: dict[str, Any]) -> dict[str, Any]:
-    """Positions start after id 1, whatever the id of [PAD]."""
+    """Add the position offset: positions start after id 1, whatever the id of [PAD]."""
     return entries | {"_position_offset": 2}
 
 
 def _electra_entries(entries: dict[str, Any]) -> dict[str, Any]:
-    """Embeddings as wide as the encoder have no width of their own."""
+    """Add default sizes, and remove the embeddings' width if it equals the encoder's."""
     entries = {"embedding_size": 128, "hidden_size": 256} | entries
     if entries["embedding_size"] == entries["hidden_size"]:
         del entries["embedding_size"]
@@ -304,7 +305,7 @@ def _electra_entries(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deberta_entries(entries: dict[str, Any]) -> dict[str, Any]:
-    """-1 stands for another entry's value, or for no value."""
+    """Resolve entries of -1, which stand for another entry's value, or for no value."""
     entries = dict(entries)
     if entries.get("max_relative_positions", -1) < 1:
         entries["max_relative_positions"] = entries.get("max_position_embeddings", 512)
@@ -349,7 +350,7 @@ _ALBERT = "encoder.albert_layer_groups.0.albert_layers.0."
 
 
 def _roberta(family: Family, title: str, vocab_size: int) -> Layout:
-    """RoBERTa's names under the title of one of its families."""
+    """Return RoBERTa's layout under the class names (`title`) of one of its families."""
     return _bert(
         title,
         "roberta.",

@@ -1,7 +1,7 @@
-"""Whether weights belong to a config, before anything of the config's size is made.
+"""Checks that weights belong to a config, before anything of the config's size is allocated.
 
-A config of another model, or one that lies, would otherwise take memory and time by its own
-numbers, and end the process that loads it.
+Otherwise a config of another model, or a malicious one, would take memory and time according to its
+own numbers, and kill the process that loads it.
 """
 
 import re
@@ -28,7 +28,7 @@ _NOT_OURS = "the weights do not belong to this config.json"
 def check_fits(state: Mapping[str, Tensor], config: EncoderConfig) -> None:
     """Compare names and shapes of weights under our names with those that an encoder needs.
 
-    Layers beyond those of the config are no fault, nor are heads.
+    More layers than in the config, and heads, are allowed.
     Raises: FormatError naming the first tensor that is missing or has another shape.
     """
     layers = _check_layers(state, config)
@@ -43,7 +43,7 @@ def check_fits(state: Mapping[str, Tensor], config: EncoderConfig) -> None:
     try:
         with without_values():
             encoder = Encoder(few, pooler=False)
-    except (TypeError, RuntimeError) as error:  # torch, of sizes that no tensor can have
+    except (TypeError, RuntimeError) as error:  # from torch, for sizes that no tensor can have
         raise FormatError(f"wanted sizes that tensors can have, got others: {error}") from error
     for name, parameter in encoder.named_parameters(prefix="encoder"):
         _check_shape(name, parameter, state)
@@ -53,7 +53,7 @@ def check_fits(state: Mapping[str, Tensor], config: EncoderConfig) -> None:
 
 
 def _check_layers(state: Mapping[str, Tensor], config: EncoderConfig) -> int:
-    """The number of layers with weights of their own."""
+    """Check the number of layers; return the number of those with weights of their own."""
     wanted = config.num_hidden_layers
     if config.shared_layers:
         if wanted > MOST_SHARED_LAYERS:
@@ -72,7 +72,7 @@ def _check_layers(state: Mapping[str, Tensor], config: EncoderConfig) -> int:
 
 
 def _check_positions(state: Mapping[str, Tensor], config: EncoderConfig) -> int:
-    """The number of positions."""
+    """Check and return the number of positions."""
     wanted = config.embeddings.max_position_embeddings
     if not config.embeddings.absolute_positions:
         if wanted > LONGEST:

@@ -33,10 +33,9 @@ class MaskedLanguageModelHead(nn.Module):
 
 class SpanBoundaryHead(MaskedLanguageModelHead):
     """Vocabulary scores for tokens of spans, from the two tokens around the span and the token's
-    place in it, with one more layer (Joshi et al. 2019, section 3.2).
+    place in it, with an additional layer (Joshi et al. 2019, section 3.2).
 
-    Every place up to the longest row has its own embedding; the paper does not say how many there
-    are.
+    Every place up to the longest row has its own embedding; the paper does not give their number.
     """
 
     PLACE_SIZE = 200  # Joshi et al. 2019, section 4.2
@@ -54,8 +53,14 @@ class SpanBoundaryHead(MaskedLanguageModelHead):
         lengths: Int[Tensor, "spans"],
         tokens: int,
     ) -> Float[Tensor, "tokens hidden"]:
-        """The decoder's input for every token inside the spans: `lengths` per span, `tokens` in
-        total."""
+        """Return the decoder's input for every token inside the spans.
+
+        Args:
+            left: vectors of the tokens before the spans.
+            right: vectors of the tokens after the spans.
+            lengths: tokens in each span.
+            tokens: tokens in all spans.
+        """
         spans = torch.arange(len(lengths), device=lengths.device)
         span_of = spans.repeat_interleave(lengths, output_size=tokens)
         starts = lengths.cumsum(0) - lengths
@@ -65,7 +70,7 @@ class SpanBoundaryHead(MaskedLanguageModelHead):
 
 
 class LinearHead(nn.Module):
-    """Label scores of a sequence: dropout, then a linear layer on its vector."""
+    """Scores a sequence's labels: dropout, then a linear layer on its vector."""
 
     def __init__(
         self, config: EncoderConfig, num_labels: int, dropout: float | None = None
@@ -81,7 +86,7 @@ class LinearHead(nn.Module):
 
 
 class TokenHead(LinearHead):
-    """Label scores of tokens; their vectors pass through a `Transform` first if `head.transform` is
+    """Scores tokens' labels; their vectors pass through a `Transform` first if `head.transform` is
     set."""
 
     def __init__(
@@ -97,9 +102,8 @@ class TokenHead(LinearHead):
 
 
 class RecurrentHead(nn.Module):
-    """Label scores of tokens in context: a two-layer BiLSTM, `hidden_size` wide in both directions
-    together, then a linear layer (Devlin et al. 2018, section 5.3).
-    """
+    """Scores tokens' labels in context: a two-layer BiLSTM, `hidden_size` wide in both directions
+    together, then a linear layer (Devlin et al. 2018, section 5.3)."""
 
     def __init__(self, config: EncoderConfig, size: int, num_labels: int) -> None:
         """`size` is the width of the input vectors."""
@@ -136,8 +140,8 @@ class RecurrentHead(nn.Module):
 
 
 class DetectionHead(nn.Module):
-    """A score per token for having been replaced: a linear layer, an activation and a linear layer
-    to one number (Clark et al. 2020; google-research/electra, `_get_discriminator_output`)."""
+    """Scores whether each token was replaced: a linear layer, an activation and a linear layer to a
+    single number (Clark et al. 2020; google-research/electra, `_get_discriminator_output`)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Convert weights and configs to and from Hugging Face's names, per family. Tensor values do not
+"""Converts weights and configs to and from Hugging Face's names, per family. Tensor values do not
 change.
 
 We join query, key and value in one tensor and store a tied decoder once. Hugging Face splits query,
@@ -21,7 +21,7 @@ from bert_core.typed import as_type
 
 
 def architecture(config: EncoderConfig, objectives: frozenset[str]) -> str:
-    """Name of the transformers class for an encoder with these objectives.
+    """Return the name of the transformers class for an encoder with these objectives.
 
     Raises: ConfigError if the family has no such class.
     """
@@ -38,13 +38,13 @@ def architecture(config: EncoderConfig, objectives: frozenset[str]) -> str:
 
 
 def objectives_of(config: EncoderConfig, name: str) -> frozenset[str]:
-    """The objectives whose heads a transformers class has; none for an unknown class."""
+    """Return the objectives whose heads a transformers class has; empty for an unknown class."""
     layout = LAYOUTS[config.family]
     return _objectives(layout.heads.get(name.removeprefix(layout.title), {}))
 
 
 def to_huggingface(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-    """The state of an `ObjectiveModel` under the names that the family's classes use.
+    """Return the state of an `ObjectiveModel` under the names that the family's classes use.
 
     Raises: FormatError if a tensor has no counterpart there.
     """
@@ -70,11 +70,11 @@ def to_huggingface(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[s
 def from_huggingface(
     state: Mapping[str, Tensor], config: EncoderConfig, name: str = ""
 ) -> dict[str, Tensor]:
-    """The reverse of `to_huggingface`, for files of any transformers version.
+    """Do the reverse of `to_huggingface`, for files of any transformers version.
 
-    Old files with `gamma` and `beta`, bare encoders without the prefix, all names with torch's
-    `module.` before them, and files with `position_ids` and the tied decoder, or only the decoder,
-    are all read. Heads unknown to this project are dropped.
+    Old files with `gamma` and `beta`, bare encoders without the prefix, names prefixed with torch's
+    `module.`, and files with `position_ids` and the tied decoder, or only the decoder, are all
+    read. Heads unknown to this project are dropped.
 
     Args:
         name: the file's class, which determines what a `classifier` is.
@@ -126,7 +126,7 @@ def from_huggingface(
 
 
 def encoder_config_to_huggingface(config: EncoderConfig) -> dict[str, Any]:
-    """The entries of `config.json` that describe the encoder."""
+    """Return the entries of `config.json` that describe the encoder."""
     layout = LAYOUTS[config.family]
     flat = _flat(config)
     entries = {
@@ -140,10 +140,11 @@ def encoder_config_to_huggingface(config: EncoderConfig) -> dict[str, Any]:
 
 
 def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig:
-    """The encoder that a `config.json` describes; missing entries take transformers' defaults.
+    """Return the encoder that a `config.json` describes; missing entries take transformers'
+    defaults.
 
     Raises: FormatError if it describes an unknown family, a decoder, a computation other than the
-        published one, or sizes that do not fit.
+        published one, or sizes that do not fit together.
     """
     entries = {name: value for name, value in entries.items() if value is not None}
     family = entries.get("model_type", "bert")
@@ -174,7 +175,7 @@ def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig
 
 
 def class_name(entries: Mapping[str, Any]) -> str:
-    """The transformers class that a `config.json` names; empty if it names none.
+    """Return the transformers class that a `config.json` names; empty if it names none.
 
     Raises: FormatError if it is not named in a list.
     """
@@ -206,8 +207,8 @@ _ACTIVATIONS = {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new", "gelu_fa
 
 
 def _required_of(layout: Layout, ending: str = "") -> dict[str, Any]:
-    """Required values of the entries that a class reads; of all that any reads, if it is none of
-    the family's."""
+    """Return the required values of the entries that a class reads; for a class that the family
+    lacks, of the entries that any of its classes reads."""
     classes = [ending] if ending in layout.heads else layout.required_of
     return {
         name: value for each in classes for name, value in layout.required_of.get(each, {}).items()
@@ -216,8 +217,8 @@ def _required_of(layout: Layout, ending: str = "") -> dict[str, Any]:
 
 @cache
 def _kinds_of(config: type, more: tuple[type, ...]) -> dict[str, Any]:
-    """Dotted field → its type, without range or choices, for a config whose parts are of these
-    types or of those that it declares."""
+    """Map each dotted field to its type, without range or choices, for a config whose parts are of
+    the types `more` or of those that it declares."""
     kinds: dict[str, Any] = {}
     for name, hint in get_type_hints(config).items():
         kind = next((each for each in get_args(hint) or (hint,)), hint)
@@ -233,25 +234,25 @@ def _kinds_of(config: type, more: tuple[type, ...]) -> dict[str, Any]:
 
 
 def _kinds(layout: Layout) -> dict[str, Any]:
-    """Entries of `config.json` that `keys` names → their types."""
+    """Map the entries of `config.json` that `keys` names to their types."""
     parts = tuple(type(part) for part in vars(layout.defaults).values() if is_dataclass(part))
     kinds = _kinds_of(EncoderConfig, parts)
     return {key: kinds[path] for path, key in layout.keys.items() if not key.startswith("_")}
 
 
 def _objectives(names: Iterable[str]) -> frozenset[str]:
-    """The objectives that tensors under our names belong to."""
+    """Return the objectives that tensors under our names belong to."""
     return frozenset(name.split(".")[1] for name in names if name.startswith("objectives."))
 
 
 def _names(layout: Layout, ending: str) -> dict[str, str]:
-    """Our full names → Hugging Face's, for a class."""
+    """Map our full names to Hugging Face's, for a class."""
     encoder = {f"encoder.{ours}": layout.prefix + theirs for ours, theirs in layout.encoder.items()}
     return encoder | dict(layout.heads.get(ending, layout.heads["Model"]))
 
 
 def _readable(layout: Layout, ending: str) -> dict[str, str]:
-    """Hugging Face's names → ours: those of the class, and of other classes if unambiguous."""
+    """Map Hugging Face's names to ours: those of the class, and of other classes if unambiguous."""
     of_class = _names(layout, ending if ending in layout.heads else "Model")
     meanings: dict[str, set[str]] = {}
     for names in layout.heads.values():
@@ -266,7 +267,8 @@ def _readable(layout: Layout, ending: str) -> dict[str, str]:
 
 
 def _renamed(name: str, names: Names) -> str | None:
-    """A tensor's new name, looked up in a table of tensors or modules; None if not in the table."""
+    """Return a tensor's new name, looked up in a table of tensors or modules; None if not in the
+    table."""
     module, _, kind = name.rpartition(".")
     number = _NUMBER.search(name)
     layer = number.group() if number else ""
@@ -290,7 +292,7 @@ def _qkv_module(name: str) -> str:
 
 
 def _modern(state: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """The tensors under the names that current transformers uses."""
+    """Return the tensors under the names that current transformers uses."""
     if state and all(name.startswith(_PARALLEL) for name in state):
         state = {name.removeprefix(_PARALLEL): tensor for name, tensor in state.items()}
     bare = not any(name.startswith(layout.prefix) for name in state)
@@ -327,17 +329,17 @@ def _check_tied(name: str, twin: str, theirs: Mapping[str, Tensor]) -> None:
 
 
 def _by_head(weight: Tensor, heads: int) -> Tensor:
-    """Rows of query, key and value (3, H, d) in DeBERTa v1's order (H, 3, d)."""
+    """Reorder rows of query, key and value (3, H, d) to DeBERTa v1's order (H, 3, d)."""
     return weight.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2).contiguous()
 
 
 def _by_kind(weight: Tensor, heads: int) -> Tensor:
-    """The reverse of `_by_head`."""
+    """Do the reverse of `_by_head`."""
     return weight.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2).contiguous()
 
 
 def _plain(value: Any) -> Any:
-    """Lists and `a|b` strings as sets of text, to ignore order."""
+    """Turn lists and `a|b` strings into sets of text, to ignore order."""
     if isinstance(value, str) and "|" in value:
         return {part.strip() for part in value.split("|")}
     return set(map(str, value)) if isinstance(value, list | tuple) else value
@@ -354,7 +356,7 @@ def _flat(config: Any, path: str = "") -> dict[str, Any]:
 
 
 def _changed(config: Any, changes: Mapping[str, Any]) -> Any:
-    """Apply changes, given by dotted paths, to a config."""
+    """Return a config with changes, given by dotted paths, applied."""
     parts: dict[str, dict[str, Any]] = {}
     direct: dict[str, Any] = {}
     for path, value in changes.items():

@@ -30,8 +30,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def initialise(module: nn.Module, config: EncoderConfig) -> None:
     """Initialise every weight in `module` by Hugging Face's rule, from torch's global generator.
 
-    Normal weights, zero biases, unit norms and a zero row for padding. BERT's original code
-    truncates the normal at two standard deviations; Hugging Face truncates only if
+    Weights are normal, biases zero, the norms' weights one, and the row for padding zero. BERT's
+    original code truncates the normal at two standard deviations; Hugging Face truncates only if
     `initializer_cutoff` is set. The residual stream of pre-norm layers is not normalised, so their
     output weights are divided by sqrt(2 L) (Radford et al. 2019, section 2.3).
     """
@@ -58,15 +58,15 @@ def initialise(module: nn.Module, config: EncoderConfig) -> None:
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Modules made inside have weights with shapes but no values, which take neither memory nor
-    time."""
+    """Create the modules inside with weights that have shapes but no values, which take neither
+    memory nor time."""
     with torch.device("meta"), _NothingDrawn():
         yield
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Skips the random initialisation of weights without values, for which torch would import its
-    compiler: 3 s."""
+    """Skips the random initialisation of weights without values; torch would import its compiler
+    for it, which takes 3 s."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -78,7 +78,7 @@ class _NothingDrawn(TorchFunctionMode):
 
 
 def layer_norm(config: EncoderConfig, width: int) -> nn.LayerNorm:
-    """A LayerNorm with the encoder's settings."""
+    """Return a LayerNorm with the encoder's settings."""
     return nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.biases)
 
 
@@ -144,7 +144,7 @@ class FeedForward(nn.Module):
         value, gate = inner.chunk(2, dim=-1)
         if in_inference():
             # GELU has one kernel for dense tensors, which half of a single token is, and another
-            # for others, with other last bits.
+            # for other tensors, whose last bits differ.
             value = value.contiguous()
         return self.down(self.activation(value) * gate)
 
@@ -168,10 +168,12 @@ class EncoderLayer(nn.Module):
         places: Int[Tensor, "chosen"] | None = None,
         scores: Scores | None = None,
     ) -> Float[Tensor, "..."]:
-        """The tokens' vectors after the layer; with `places`, only those tokens, (N, hidden).
+        """Return the tokens' vectors after the layer; with `places`, only those tokens, (N,
+        hidden).
 
-        `shared` is what the attentions of all layers share, None for most; attention scores are
-        appended to `scores` if given.
+        Args:
+            shared: what the attentions of all layers share, None for most.
+            scores: attention scores are appended to it, if given.
         """
         attended = self.attention(hidden, rows, shared, places, scores)
         return self._added(gather_tokens(hidden, places), attended)
@@ -184,8 +186,8 @@ class EncoderLayer(nn.Module):
         shared: Any,
         places: Int[Tensor, "chosen"] | None = None,
     ) -> Float[Tensor, "..."]:
-        """The layer's output for `queries`, which attend to their rows' tokens in `hidden` from the
-        same positions; disentangled attention only."""
+        """Return the layer's output for `queries`, which attend to their rows' tokens in `hidden`
+        from the same positions; disentangled attention only."""
         attended = self.attention(hidden, rows, shared, places, queries=queries)
         return self._added(gather_tokens(queries, places), attended)
 
@@ -259,7 +261,7 @@ class Convolution(nn.Module):
 
 
 class Transform(nn.Module):
-    """A linear layer to `size`, an activation and a LayerNorm, as before vocabulary scores."""
+    """A linear layer to `size`, an activation and a LayerNorm, as used before vocabulary scores."""
 
     def __init__(self, config: EncoderConfig, size: int, inputs: int | None = None) -> None:
         """`inputs` is the width of the input, by default the encoder's."""
@@ -274,8 +276,8 @@ class Transform(nn.Module):
 
 
 class Pooler(nn.Module):
-    """One vector per sequence: its first token's, or the mean, through a linear layer, an
-    activation and, with `head.transform`, a LayerNorm."""
+    """Turns a sequence into a single vector: its first token's, or the mean, through a linear
+    layer, an activation and, with `head.transform`, a LayerNorm."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

@@ -31,35 +31,35 @@ class RowLayout(ABC):
     @property
     @abstractmethod
     def longest(self) -> int:
-        """S: tokens of the longest row, padding included."""
+        """Return S: the number of tokens of the longest row, padding included."""
 
     @abstractmethod
     def positions(self) -> Int[Tensor, "..."]:
-        """Each token's position in its row, from 0; broadcasts to `*tokens`."""
+        """Return each token's position in its row, from 0; broadcasts to `*tokens`."""
 
     @abstractmethod
     def starts(self) -> Int[Tensor, "batch"]:
-        """Places of the first token of every row."""
+        """Return the place of the first token of every row."""
 
     def first(self, tokens: Float[Tensor, "*tokens size"]) -> Float[Tensor, "batch size"]:
-        """The first token of every row."""
+        """Return the first token of every row."""
         return gather_tokens(tokens, self.starts())
 
     @abstractmethod
     def mean(self, tokens: Float[Tensor, "*tokens size"]) -> Float[Tensor, "batch size"]:
-        """The mean of every row's real tokens."""
+        """Return the mean of every row's real tokens."""
 
     @abstractmethod
     def blocks(self, tokens: Float[Tensor, "..."]) -> Sequence[Tensor]:
-        """The tokens in blocks (b, s, size) of rows that are computed together."""
+        """Return the tokens in blocks (b, s, size) of rows that are computed together."""
 
     @abstractmethod
     def from_blocks(self, blocks: Sequence[Tensor]) -> Float[Tensor, "..."]:
-        """The reverse of `blocks`."""
+        """Do the reverse of `blocks`."""
 
     @abstractmethod
     def masks(self) -> Sequence[Tensor | None]:
-        """Which tokens of each block are real, (b, s) bool; None if all are."""
+        """Return which tokens of each block are real, (b, s) bool; None if all are."""
 
 
 class Padded(RowLayout):
@@ -103,8 +103,8 @@ class Padded(RowLayout):
 class Packed(RowLayout):
     """Packed rows: row r is the tokens from `offsets[r]` up to, not including, `offsets[r + 1]`.
 
-    `bound` is the most tokens that any row of the model can have. Kernels plan with it, because
-    reading this batch's longest row would synchronise with the GPU.
+    `bound` is an upper limit on the tokens of any row that the model reads. Kernels plan with it,
+    because reading this batch's longest row would synchronise with the GPU.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class Packed(RowLayout):
 
     @cached_property
     def _runs(self) -> list[tuple[int, int]] | None:
-        """Number and length of the rows in each block, if blocks hold only rows of equal length,
-        which need no padding; None if one block holds all rows.
+        """Return the number and length of the rows in each block, if blocks hold only rows of equal
+        length, which need no padding; None if a single block holds all rows.
 
         In inference mode, a CPU always computes this way, so that a row's vectors do not depend on
-        the rows beside it, not even in their last bits.
+        the other rows, not even in their last bits.
         """
         if self.offsets.device.type != "cpu":
             return None
@@ -129,12 +129,12 @@ class Packed(RowLayout):
 
     @property
     def row_by_row(self) -> bool:
-        """Whether a fused kernel on a CPU is fastest with one row at a time."""
+        """Whether a fused kernel on a CPU is fastest when it runs once per row."""
         return self._tokens >= ROW_BY_ROW * (len(self.offsets) - 1)
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens of every row. Synchronises with a GPU."""
+        """Return the number of tokens of every row. Synchronises with a GPU."""
         return self.offsets.diff().tolist()
 
     @property
@@ -172,19 +172,21 @@ class Packed(RowLayout):
 
     @cached_property
     def _places(self) -> Int[Tensor, "tokens"]:
-        """Each token's place in the block of all rows, which is as wide as the longest row."""
+        """Return each token's place in the block of all rows, which is as wide as the longest
+        row."""
         rows = torch.arange(len(self.lengths), device=self.offsets.device)
         return self.per_token(rows * self.longest) + self.positions()
 
     @cached_property
     def bins(self) -> "Bins | None":
-        """Where rows attend together on a CPU, outside inference mode; None elsewhere."""
+        """Return the bins in which rows attend together: on a CPU, outside inference mode; None
+        elsewhere."""
         binned = self.offsets.device.type == "cpu" and not in_inference()
         return Bins(self, self.bin_width) if binned else None
 
     @property
     def bin_width(self) -> int:
-        """Tokens of a bin, at least those of the longest row."""
+        """Return the number of tokens of a bin, at least those of the longest row."""
         return max(BIN_TOKENS, rounded_up(self.longest, WIDTH_MULTIPLE))
 
     def per_token(self, of_rows: Int[Tensor, "batch"]) -> Int[Tensor, "tokens"]:
@@ -214,22 +216,22 @@ class Bins:
         self._mask: Bool[Tensor, "bins seq seq"] = row_of[:, :, None] == row_of[:, None, :]
 
     def blocks(self, tokens: Float[Tensor, "tokens *size"]) -> Sequence[Tensor]:
-        """The tokens in one block; unused places repeat the first token."""
+        """Return the tokens in a single block; unused places repeat the first token."""
         return [_Moved.apply(tokens, self._token_at, self._places).unflatten(0, self._shape)]
 
     def from_blocks(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
-        """The reverse of `blocks`."""
+        """Do the reverse of `blocks`."""
         return _Moved.apply(blocks[0].flatten(0, 1), self._places, self._token_at)
 
     def masks(self) -> Sequence[Tensor | None]:
-        """Which tokens each token may attend to, (b, s, s) bool; unused places attend to each
-        other."""
+        """Return which tokens each token may attend to, (b, s, s) bool; unused places attend to
+        each other."""
         return [self._mask]
 
 
 class _Moved(torch.autograd.Function):
-    """Gather tokens from places. The backward pass gathers their gradients from the inverse places,
-    which is faster than adding them up; unused places get gradients that nobody reads."""
+    """Gathers tokens from places. The backward pass gathers their gradients from the inverse
+    places, which is faster than adding them up; unused places get gradients that are never read."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, places: Tensor, back: Tensor) -> Tensor:
@@ -242,17 +244,17 @@ class _Moved(torch.autograd.Function):
 
 
 def rounded_up(count: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `count`."""
+    """Return the smallest multiple of `multiple` that is at least `count`."""
     return -(-count // multiple) * multiple
 
 
 def gather_tokens(
     tokens: Float[Tensor, "..."], places: Int[Tensor, "chosen"] | None
 ) -> Float[Tensor, "..."]:
-    """The tokens at these places, (N, size); None returns all, unchanged."""
+    """Return the tokens at these places, (N, size); None returns all, unchanged."""
     return tokens if places is None else tokens.flatten(0, -2).index_select(0, places)
 
 
 def in_inference() -> bool:
-    """Whether this is inference mode. While a compiler traces, it is not: it cannot know."""
+    """Whether inference mode is on. False while a compiler traces, since it cannot know."""
     return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()

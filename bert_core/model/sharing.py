@@ -1,5 +1,5 @@
 """Weights that encoders share: word embeddings in training, with disentangled gradients, and a
-digest by which equal encoders are known."""
+digest by which equal encoders are recognized."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,7 +13,8 @@ from bert_core.model.encoder import Encoder
 
 
 class GradientDisentangled(nn.Module):
-    """A weight as the sum of another weight, without a gradient, and a learned difference.
+    """A weight as the sum of another weight, through which no gradient flows, and a learned
+    difference.
 
     Source: He et al. 2021 (DeBERTaV3), section 3.3, E_D = sg(E_G) + E_Δ.
     """
@@ -30,7 +31,7 @@ class GradientDisentangled(nn.Module):
     def right_inverse(
         self, weight: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "vocab embedding"]:
-        """The difference that gives this weight, so that assigning to the weight works."""
+        """Return the difference that gives this weight, so that assigning to the weight works."""
         return weight - self._shared[0].weight.detach()
 
 
@@ -42,7 +43,8 @@ def share_words(encoder: Encoder, generator: Encoder) -> None:
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor]:
-    """All weights as used; a parametrized weight replaces the tensors that it is computed from."""
+    """Return all weights as used; a parametrized weight replaces the tensors that it is computed
+    from."""
     state = dict(model.state_dict())
     for part, name in _parametrized(model):
         module, _, weight = name.rpartition(".")
@@ -52,8 +54,8 @@ def plain_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def encoder_digest(encoder: Encoder) -> str:
-    """sha256 over the config and the weights, names included, of an encoder without its pooler,
-    which each head has trained for itself."""
+    """Return a sha256 over the config and the weights, names included, of an encoder without its
+    pooler, which each head has trained for itself."""
     digest = hashlib.sha256(repr(encoder.config).encode())
     for name, weight in sorted(plain_state(encoder).items()):
         if not name.startswith("pooler."):
@@ -67,12 +69,12 @@ def load_plain_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     parametrized = {name: part for part, name in _parametrized(model)}
     plain = {name: weight for name, weight in state.items() if name not in parametrized}
     model.load_state_dict(plain, strict=False)
-    for name in parametrized.keys() & state.keys():  # after the weights they are computed from
+    for name in parametrized.keys() & state.keys():  # after the weights that they are computed from
         setattr(parametrized[name], name.rpartition(".")[2], state[name])
 
 
 def _parametrized(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    """The modules with parametrized weights, one entry per weight with its full name."""
+    """Return the modules with parametrized weights, one entry per weight with its full name."""
     return [
         (part, f"{module}.{weight}")
         for module, part in model.named_modules()

@@ -1,4 +1,4 @@
-"""Parameter and FLOP counts of an encoder, from its modules on the meta device (no memory)."""
+"""Counts an encoder's parameters and FLOPs, from its modules on the meta device (no memory)."""
 
 from functools import cache
 
@@ -15,9 +15,11 @@ from bert_core.model.layers import without_values
 
 
 def count_parameters(config: EncoderConfig, *, pooler: bool | None = None) -> int:
-    """Parameters of the encoder without objectives' heads, each counted once.
+    """Return the number of parameters of the encoder without objectives' heads, each counted once.
 
-    By default, the pooler counts if transformers' class without a head has one.
+    Args:
+        pooler: whether the pooler counts; by default, if transformers' class without a head has
+            one.
     """
     if pooler is None:
         pooler = "encoder.pooler.dense" in LAYOUTS[config.family].heads["Model"]
@@ -27,8 +29,8 @@ def count_parameters(config: EncoderConfig, *, pooler: bool | None = None) -> in
 
 
 def flops_per_token(config: EncoderConfig, length: int) -> int:
-    """Floating-point operations of a forward and backward pass per token of a row of `length`,
-    without heads: `training_flops` of that row, divided by `length`."""
+    """Return the floating-point operations of a forward and backward pass per token of a row of
+    `length`, without heads: `training_flops` of that row, divided by `length`."""
     return training_flops(config, np.array([length])) // length
 
 
@@ -38,7 +40,8 @@ def training_flops(
     predictions: int = 0,
     outputs: int | None = None,
 ) -> int:
-    """Floating-point operations of a forward and backward pass over rows of these lengths.
+    """Return the floating-point operations of a forward and backward pass over rows of these
+    lengths.
 
     Per token, 6 per weight of the matrix products it passes through and 12 L D length for
     attention; the backward pass costs twice the forward pass (Narayanan et al. 2021, appendix).
@@ -47,8 +50,8 @@ def training_flops(
 
     Args:
         predictions: positions at which the masked-word head scores the vocabulary.
-        outputs: tokens whose vectors the last layer returns; others skip what comes after its
-            attention. None means all.
+        outputs: number of tokens whose vectors the last layer returns; the other tokens skip what
+            comes after its attention. None means all.
     """
     head = config.embedding_size * (config.hidden_size + config.vocab_size)
     weights, after = _weights(config)
@@ -60,8 +63,8 @@ def training_flops(
 
 @cache
 def _weights(config: EncoderConfig) -> tuple[int, int]:
-    """Weights of the encoder's matrix products that each token passes through, and the number of
-    these in one layer after its query, key and value."""
+    """Return the number of weights of the encoder's matrix products that each token passes through,
+    and how many of these are in one layer after its query, key and value."""
     with without_values():
         encoder = Encoder(config, pooler=False)
     parts = {
@@ -81,7 +84,8 @@ def _weights(config: EncoderConfig) -> tuple[int, int]:
 def _scored(
     config: EncoderConfig, lengths: Integer[np.ndarray, "rows"]
 ) -> Integer[np.ndarray, "rows"]:
-    """Number of keys and distances that a token of each row is scored with, over all layers."""
+    """Return the number of keys and distances that a token of each row is scored with, over all
+    layers."""
     layers, attention = config.num_hidden_layers, config.attention
     if isinstance(attention, DisentangledAttentionConfig):
         with without_values():

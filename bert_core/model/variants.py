@@ -1,4 +1,4 @@
-"""All encoders, by name. Data only."""
+"""All encoders, by name. Contains only data."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -49,8 +49,8 @@ def _bert(hidden: int, layers: int, heads: int, inner: int | None = None, **more
 def _roberta(
     hidden: int, layers: int, heads: int, published: str, *, multilingual: bool = False
 ) -> Variant:
-    """Positions start after the id of [PAD], there are no segments, and a classifier has its own
-    linear layer. XLM-RoBERTa differs in its vocabulary only."""
+    """Return a RoBERTa: positions start after the id of [PAD], there are no segments, and a
+    classifier has its own linear layer. XLM-RoBERTa differs only in its vocabulary."""
     config = EncoderConfig(
         family="xlm-roberta" if multilingual else "roberta",
         layer_norm_eps=1e-5,
@@ -75,8 +75,8 @@ def _roberta(
 def _electra(
     hidden: int, layers: int, heads: int, published: str, *, embeddings: int | None = None
 ) -> Variant:
-    """The discriminator: BERT but for the width of its embeddings and its classifier, which has its
-    own linear layer."""
+    """Return an ELECTRA discriminator: BERT except for the width of its embeddings and its
+    classifier, which has its own linear layer."""
     config = EncoderConfig(
         family="electra",
         embeddings=EmbeddingsConfig(size=embeddings),
@@ -87,7 +87,8 @@ def _electra(
 
 
 def _albert(hidden: int, layers: int, heads: int, published: str) -> Variant:
-    """Version 2, without dropout. Layers share their weights; embeddings are narrow."""
+    """Return an ALBERT, version 2, without dropout. Layers share their weights; embeddings are
+    narrow."""
     config = EncoderConfig(
         family="albert",
         hidden_size=hidden,
@@ -113,7 +114,8 @@ def _deberta(
     convolution: bool = False,
     paper: str | None = None,
 ) -> Variant:
-    """Relative positions only; versions 2 and 3 share projections and bucket distances."""
+    """Return a DeBERTa, with relative positions only; versions 2 and 3 share projections and bucket
+    distances."""
     first = version == 1
     attention = DisentangledAttentionConfig(
         num_heads=heads,
@@ -141,7 +143,8 @@ def _deberta(
 
 
 def _modernbert(hidden: int, layers: int, heads: int, inner: int, published: str) -> Variant:
-    """Rotary positions, local and global layers, pre-norm, GeGLU, no biases."""
+    """Return a ModernBERT: rotary positions, local and global layers, pre-norm, GeGLU, no
+    biases."""
     config = EncoderConfig(
         family="modernbert",
         hidden_size=hidden,
