@@ -82,27 +82,27 @@ class Objective(nn.Module, ABC):
 
     @property
     def item_weights(self) -> int:
-        """Weights of the head's matrix products that each item passes through, a tied decoder's
-        included; 0 if negligible."""
+        """Return the number of weights of the head's matrix products that each item passes through,
+        a tied decoder's included; 0 if negligible."""
         return 0
 
     def attach(self, encoder: Encoder) -> None:
-        """Connect to the encoder that it trains. Called once, when both are built."""
+        """Connect to the encoder that the objective trains. Called once, when both are built."""
 
     def submodels(self) -> Mapping[str, "ObjectiveModel"]:
-        """Models that it owns and trains, with loss parts of their own; each is saved as a bundle
-        in a folder of that name."""
+        """Return the models that the objective owns and trains, with loss parts of their own, by
+        name; each is saved as a bundle in a folder of that name."""
         return {}
 
     def shown(self, batch: Batch) -> tuple[Batch, dict[str, LossPart]]:
-        """The batch as the encoder sees it, and the loss parts of its submodels."""
+        """Return the batch as the encoder sees it, and the loss parts of the submodels."""
         return batch, {}
 
     @abstractmethod
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items classes"]:
-        """Scores of every class for every item, in the order of the labels.
+        """Return the scores of every class for every item, in the order of the labels.
 
         Args:
             encoded: its `hidden` has the tokens at `places`, in that order, or all tokens.
@@ -111,8 +111,8 @@ class Objective(nn.Module, ABC):
     def every(
         self, encoded: Encoded, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "..."]:
-        """`logits` for every token in `encoded.hidden`, or every row, instead of those that the
-        batch selects; this is what a graph computes."""
+        """Return `logits` for every token in `encoded.hidden`, or every row, instead of those that
+        the batch selects; this is what a graph computes."""
         return self.logits(encoded, {}, word_embeddings)
 
     def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "..."]:
@@ -120,21 +120,22 @@ class Objective(nn.Module, ABC):
         return every if self.position_key is None else gather_tokens(every, self.places(batch))
 
     def places(self, batch: Batch) -> Int[Tensor, "items"] | None:
-        """Places of the tokens that it reads besides the pooled vector; None means all tokens."""
+        """Return the places of the tokens that the objective reads besides the pooled vector; None
+        means all tokens."""
         if self.position_key is not None:
             return batch[self.position_key]
         return batch["input_ids"].new_empty(0) if self.needs_pooler else None
 
     def counts(self, batch: Batch) -> int:
-        """Number of items of this part in the batch, known without a forward pass."""
+        """Return the number of items of this part in the batch, known without a forward pass."""
         return batch[self.label_key].numel()
 
     def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
-        """Extra FLOPs besides encoder, head and submodels, forward and backward."""
+        """Return the additional FLOPs besides encoder, head and submodels, forward and backward."""
         return 0
 
     def part(self, logits: Float[Tensor, "..."], batch: Batch) -> LossPart:
-        """The loss of scores against the labels."""
+        """Return the loss of scores against the labels."""
         return cross_entropy(logits, batch[self.label_key])
 
     def soft_part(
@@ -144,7 +145,7 @@ class Objective(nn.Module, ABC):
         batch: Batch,
         temperature: float,
     ) -> LossPart:
-        """The loss of scores against a teacher's, over the same items as `part`; 0 for equal
+        """Return the loss of scores against a teacher's, over the same items as `part`; 0 for equal
         scores. Objectives whose items do not have one score per class override it."""
         return soft_cross_entropy(logits, teachers, temperature)
 
@@ -155,7 +156,8 @@ class Objective(nn.Module, ABC):
 
 
 def cross_entropy(logits: Float[Tensor, "items classes"], labels: Int[Tensor, "items"]) -> LossPart:
-    """Softmax cross-entropy as a loss part, in fp32 or wider. Zero without items."""
+    """Return the softmax cross-entropy as a loss part, in fp32 or wider. Zero if there are no
+    items."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = functional.cross_entropy(wide, labels, reduction="sum")
     return LossPart(total, labels.numel(), (logits.detach().argmax(-1) == labels).sum())
@@ -166,7 +168,8 @@ def soft_cross_entropy(
     teachers: Float[Tensor, "*items classes"],
     temperature: float,
 ) -> LossPart:
-    """T² KL(teacher ‖ student) of softmax at temperature T, as a loss part, in fp32 or wider.
+    """Return T² KL(teacher ‖ student) of softmax at temperature T, as a loss part, in fp32 or
+    wider.
 
     T² keeps gradients on the scale of those from labels. This is the cross-entropy of Hinton et al.
     2015 (section 2) minus the teacher's entropy, which has no gradient. Classes that the teacher
@@ -214,7 +217,7 @@ class ObjectiveModel(nn.Module):
         return self
 
     def forward(self, batch: Batch) -> dict[str, LossPart]:
-        """The loss parts of all objectives and their submodels, by name."""
+        """Return the loss parts of all objectives and their submodels, by name."""
         parts: dict[str, LossPart] = {}
         for objective in self._parts:
             batch, others = objective.shown(batch)
@@ -223,7 +226,7 @@ class ObjectiveModel(nn.Module):
         return parts | {part.name: part(read, batch, words) for part, read in self._encoded(batch)}
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
-        """Each objective's scores (items, classes), by name; needs no labels."""
+        """Return each objective's scores (items, classes), by name; needs no labels."""
         words = self.word_embeddings
         return {part.name: part.logits(read, batch, words) for part, read in self._encoded(batch)}
 
@@ -235,7 +238,7 @@ class ObjectiveModel(nn.Module):
         all_layers: bool = False,
         all_scores: bool = False,
     ) -> Encoded:
-        """The encoder's output alone; with `places`, for those tokens only."""
+        """Return only the encoder's output; with `places`, for those tokens only."""
         return self.encoder(
             batch["input_ids"],
             batch["token_type_ids"],
@@ -247,7 +250,7 @@ class ObjectiveModel(nn.Module):
         )
 
     def outputs(self, batch: Batch) -> int | None:
-        """Number of tokens whose vectors the last layer must return; None means all."""
+        """Return the number of tokens whose vectors the last layer must return; None means all."""
         read_places = [part.places(batch) for part in self._parts]
         if any(places is None for places in read_places) or not self.encoder.may_take_early:
             return None
@@ -256,16 +259,16 @@ class ObjectiveModel(nn.Module):
         return pooled + sum(len(places) for places in read_places if places is not None)
 
     def _encoded(self, batch: Batch) -> Iterator[tuple[Objective, Encoded]]:
-        """Each objective with the encoder output it reads."""
+        """Yield each objective with the encoder output that it reads."""
         readers = [(self, part, batch) for part in self._parts]
         return zip(self._parts, encoded_once(readers), strict=True)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Number of items of each part in the batch, by name, without a forward pass."""
+        """Return the number of items of each part in the batch, by name, without a forward pass."""
         return {part.name: part.counts(batch) for part in self._all_parts}
 
     def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
-        """Floating-point operations of training on a batch with rows of these lengths
+        """Return the floating-point operations of training on a batch with rows of these lengths
         (`model.size.training_flops`)."""
         flops = training_flops(self.encoder.config, lengths, outputs=self.outputs(batch))
         flops += 6 * sum(part.item_weights * part.counts(batch) for part in self._parts)
@@ -277,18 +280,18 @@ class ObjectiveModel(nn.Module):
 
     @property
     def chooses(self) -> dict[str, bool]:
-        """Whether each part counts correct items, by name."""
+        """Return whether each part counts correct items, by name."""
         return {part.name: part.chooses for part in self._all_parts}
 
     @property
     def encoders(self) -> list[Encoder]:
-        """Its own encoder and those of submodels."""
+        """Return the model's own encoder and those of its submodels."""
         submodels = (model for part in self._parts for model in part.submodels().values())
         return [self.encoder, *(encoder for model in submodels for encoder in model.encoders)]
 
     @property
     def in_transformers(self) -> frozenset[str]:
-        """The objectives whose heads a transformers class has."""
+        """Return the objectives whose heads a transformers class has."""
         return frozenset(part.name for part in self._parts if part.in_transformers)
 
     @property
@@ -310,13 +313,13 @@ class ObjectiveModel(nn.Module):
 
 
 def encoded_once(readers: Sequence[tuple[ObjectiveModel, Objective, Batch]]) -> list[Encoded]:
-    """The encoder output that each objective reads, from one pass; vectors that no objective reads
-    are not computed.
+    """Return the encoder output that each objective reads, from a single pass; vectors that no
+    objective reads are not computed.
 
     Args:
-        readers: each objective, the model that it belongs to, and a batch. The models have one
-            encoder, but for their poolers; the batches have the same tokens, and differ in what is
-            read of them.
+        readers: each objective, the model that it belongs to, and a batch. The models share an
+            encoder, except for their poolers; the batches have the same tokens, and may differ in
+            which of them are read.
     """
     if not readers:
         return []
@@ -341,7 +344,7 @@ def encoded_once(readers: Sequence[tuple[ObjectiveModel, Objective, Batch]]) -> 
 
 
 def _with_submodels(objectives: Sequence[Objective]) -> list[Objective]:
-    """The objectives and those of their submodels, which come first."""
+    """Return the objectives and those of their submodels, which come first."""
     parts: list[Objective] = []
     for objective in objectives:
         for model in objective.submodels().values():

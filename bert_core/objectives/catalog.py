@@ -1,4 +1,4 @@
-"""The objectives that a pretraining run can name; tasks define theirs in `tasks`."""
+"""The objectives that a pretraining run can name; tasks define their own in `tasks`."""
 
 from bert_core.objectives.base import Objective
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling

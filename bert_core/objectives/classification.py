@@ -1,4 +1,4 @@
-"""Labels or a number per sequence (Devlin et al. 2018, section 4.1)."""
+"""Predicts labels or a number per sequence (Devlin et al. 2018, section 4.1)."""
 
 from typing import Literal
 
@@ -18,8 +18,9 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 
 
 class Standardised(nn.Module):
-    """A weight as used, `learned * deviation + mean`: numbers are learned around 0, at the scale of
-    1, whatever the unit of the targets is. What is saved and loaded is the weight as used."""
+    """Turns a learned weight into the weight as used, `learned * deviation + mean`, so that numbers
+    are learned around 0, at the scale of 1, whatever the unit of the targets is. What is saved and
+    loaded is the weight as used."""
 
     def __init__(self, deviation: float, mean: float = 0.0) -> None:
         super().__init__()
@@ -33,7 +34,7 @@ class Standardised(nn.Module):
 
 
 class Classification(Objective):
-    """Predict one of `num_labels` for a sequence, several of them, or a number (with one "label").
+    """Predicts one of `num_labels` for a sequence, several of them, or a number (with one "label").
 
     The loss is cross-entropy, binary cross-entropy (the mean over labels), or the squared error in
     units of the targets' variance.
@@ -53,10 +54,12 @@ class Classification(Objective):
         mean: float = 0.0,
         deviation: float = 1.0,
     ) -> None:
-        """
+        """Build the head.
+
         Args:
-            dropout: by default the encoder's.
-            mean: of the numbers that are learned; so is `deviation`. Scores are in their unit.
+            dropout: probability before the head; by default the encoder's.
+            mean: mean of the numbers to predict; scores are in their unit.
+            deviation: standard deviation of the numbers to predict.
         """
         super().__init__()
         self.problem_type = problem_type
@@ -100,7 +103,7 @@ class Classification(Objective):
         losses = functional.binary_cross_entropy_with_logits(
             wide, labels.to(wide.dtype), reduction="none"
         )
-        right = ((wide > 0) == (labels > 0.5)).all(1)  # a label may be a share
+        right = ((wide > 0) == (labels > 0.5)).all(1)  # a label may be a probability
         return LossPart(losses.mean(1).sum(), len(labels), right.sum())
 
     def soft_part(
@@ -110,8 +113,8 @@ class Classification(Objective):
         batch: Batch,
         temperature: float,
     ) -> LossPart:
-        """For several labels, T² times the mean of their KL divergences; for a number, the squared
-        difference, at any temperature."""
+        """Return the loss against a teacher's scores: for several labels, T² times the mean of
+        their KL divergences; for a number, the squared difference, at any temperature."""
         if self.problem_type == "single_label_classification":
             return super().soft_part(logits, teachers, batch, temperature)
         wide = torch.promote_types(logits.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""A student that learns from a teacher's scores and from its intermediate values.
+"""A student that learns from a teacher's scores and intermediate values.
 
 DistilBERT (Sanh et al. 2019) compares scores and last-layer vectors; TinyBERT (Jiao et al. 2019)
 compares embeddings, layer outputs and attention scores before the softmax. Weights by name choose
@@ -35,9 +35,9 @@ class Distillation(ObjectiveModel):
     """A student, with a frozen teacher that runs once per batch.
 
     The teacher is not a submodule: it is not trained, saved or sharded, but moves to other devices
-    with the student. If its vectors have another width, the student's pass through a linear layer
-    that is trained with it and saved in no bundle: one for all layers, one for the embeddings
-    (TinyBERT, section 3.1).
+    with the student. If the teacher's vectors have another width, the student's pass through a
+    linear layer that is trained with the student but saved in no bundle: one for all layers, one
+    for the embeddings (TinyBERT, section 3.1).
     """
 
     teacher: ObjectiveModel
@@ -51,7 +51,8 @@ class Distillation(ObjectiveModel):
         temperature: float = 1.0,
         layer_map: Sequence[int] = (),
     ) -> None:
-        """
+        """Connect a student and its teacher.
+
         Args:
             student: the model to train, with one objective or none; its head is frozen if neither
                 labels nor the teacher's scores count.
@@ -60,10 +61,10 @@ class Distillation(ObjectiveModel):
                 weight 0 are not computed.
             temperature: of the softmax over scores (`Objective.soft_part`).
             layer_map: for each layer of the student, the teacher's layer to compare it with, from
-                0; if empty, the last layer of each of as many equal groups (`fitting_map`).
+                0; if empty, TinyBERT's map (`fitting_map`).
         Raises: ConfigError if the two cannot be compared this way.
         """
-        nn.Module.__init__(self)  # reuse the student's modules, build no new ones
+        nn.Module.__init__(self)  # reuse the student's modules instead of building new ones
         self.encoder, self.objectives = student.encoder, student.objectives
         self.frozen = student.frozen
         object.__setattr__(self, "teacher", teacher.eval().requires_grad_(False))
@@ -107,7 +108,7 @@ class Distillation(ObjectiveModel):
         return super()._apply(fn, recurse)
 
     def forward(self, batch: Batch) -> dict[str, LossPart]:
-        """The parts with a weight, by name."""
+        """Return the parts that have a weight, by name."""
         with torch.no_grad():
             teacher = self._compared(self.teacher, batch)
         student = self._compared(self, batch)
@@ -137,7 +138,7 @@ class Distillation(ObjectiveModel):
         return None if self._matched else super().outputs(batch)
 
     def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
-        """The FLOPs of the student, and of the teacher's forward pass."""
+        """Return the FLOPs of the student, and of the teacher's forward pass."""
         teacher = self.teacher
         outputs = None if self._matched else teacher.outputs(batch)
         passed = training_flops(teacher.encoder.config, lengths, outputs=outputs)
@@ -146,7 +147,7 @@ class Distillation(ObjectiveModel):
         return super().flops(batch, lengths) + passed // 3
 
     def _compared(self, model: ObjectiveModel, batch: Batch) -> Encoded:
-        """A model's output for the batch, as far as it is compared."""
+        """Return those of a model's outputs for the batch that are compared."""
         places = None
         if self._answers and not self._matched:
             places = model._parts[0].places(batch)
@@ -161,7 +162,7 @@ class Distillation(ObjectiveModel):
     def _score_parts(
         self, student: Encoded, teacher: Encoded, batch: Batch
     ) -> Iterator[tuple[str, LossPart]]:
-        """The parts that compare the student's scores, with labels and with the teacher's."""
+        """Yield the parts that compare the student's scores, with labels and with the teacher's."""
         if not self._answers:
             return
         (objective,) = self._parts
@@ -183,8 +184,8 @@ class Distillation(ObjectiveModel):
     def _errors(
         self, name: str, student: Encoded, teacher: Encoded, batch: Batch
     ) -> Iterator[Float[Tensor, ""]]:
-        """The distances between student and teacher in what a part compares, summed over all real
-        tokens; one per pair of layers for parts that compare layers."""
+        """Yield the distances between student and teacher in what a part compares, summed over all
+        real tokens; one per pair of layers for parts that compare layers."""
         if name == COSINE:
             fitted = self._fitted(HIDDEN, student.hidden)
             cosines = functional.cosine_similarity(fitted, _wide(teacher.hidden), dim=-1)
@@ -205,22 +206,22 @@ class Distillation(ObjectiveModel):
         teacher: Float[Tensor, "*tokens width"],
         batch: Batch,
     ) -> Float[Tensor, ""]:
-        """The mean squared difference of two vectors (TinyBERT's equations 8 and 9), over real
-        tokens."""
+        """Return the mean squared difference of two vectors (TinyBERT's equations 8 and 9), summed
+        over real tokens."""
         errors = (self._fitted(name, student) - _wide(teacher)).square().mean(-1)
         return _over_real_tokens(errors, batch)
 
     def _fitted(
         self, name: str, vectors: Float[Tensor, "*tokens hidden"]
     ) -> Float[Tensor, "*tokens width"]:
-        """The student's vectors in the teacher's width."""
+        """Return the student's vectors in the teacher's width."""
         return _wide(self.projections[name](vectors) if name in self.projections else vectors)
 
 
 def attention_error(students: Scores, teachers: Scores, rows: RowLayout) -> Float[Tensor, ""]:
-    """Squared differences of attention scores before the softmax, averaged over heads and keys and
-    summed over real queries: per row, TinyBERT's equation 7 times the row's length. Keys that are
-    masked in either model are left out."""
+    """Return the squared differences of attention scores before the softmax, averaged over heads
+    and keys and summed over real queries: per row, TinyBERT's equation 7 times the row's length.
+    Keys that are masked in either model are left out."""
     totals = []
     # Blocks of (b, H, s, s).
     for student, teacher, mask in zip(students, teachers, rows.masks(), strict=True):
@@ -233,7 +234,7 @@ def attention_error(students: Scores, teachers: Scores, rows: RowLayout) -> Floa
 
 
 def fitting_map(layers: int, teachers: int, layer_map: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """For each layer of a student, the teacher's layer to compare it with, from 0.
+    """Return, for each layer of a student, the teacher's layer to compare it with, from 0.
 
     By default, TinyBERT's map: layer m of M with layer m N / M of N, both counted from 1.
     Raises: ConfigError if the map does not fit the two models.
@@ -257,7 +258,7 @@ def fitting_map(layers: int, teachers: int, layer_map: tuple[int, ...] = ()) -> 
 def with_layers(
     config: EncoderConfig, state: Mapping[str, Tensor], layers: Sequence[int]
 ) -> tuple[EncoderConfig, dict[str, Tensor]]:
-    """An encoder with some of another's layers, in this order, and everything else of it
+    """Return an encoder with some of another's layers, in this order, and everything else of it
     (DistilBERT, section 3).
 
     Args:

@@ -38,8 +38,8 @@ class Compared:
 @dataclass(frozen=True)
 class Contrastive:
     """Softmax over cosines divided by `temperature`, among the compared texts of all rows of the
-    group, of which the row's first is right: in-batch negatives, InfoNCE, or
-    sentence-transformers' MultipleNegativesRankingLoss.
+    group; the target is the row's first compared text. Also known as in-batch negatives, InfoNCE,
+    or sentence-transformers' MultipleNegativesRankingLoss.
 
     Source: van den Oord et al. 2018, section 2.3; negatives from other rows as in Henderson et al.
         2017, section 4.4.
@@ -54,8 +54,8 @@ class Contrastive:
     def scores(
         self, texts: Compared, batch: Batch
     ) -> tuple[Float[Tensor, "rows compared"], Int[Tensor, "rows"]]:
-        """A row's scores of all compared texts, and the index of its right one."""
-        with torch.autocast(texts.own.device.type, enabled=False):  # bf16 has three digits
+        """Return each row's scores of all compared texts, and the index of its relevant text."""
+        with torch.autocast(texts.own.device.type, enabled=False):  # bf16 has only three digits
             scores = texts.own @ texts.others.mT / self.temperature  # (R, C)
         sizes = batch["choices"].sub(1)
         targets = sizes.cumsum(0) - sizes
@@ -64,8 +64,9 @@ class Contrastive:
     def _ruled_out(
         self, texts: Compared, batch: Batch, targets: Int[Tensor, "rows"]
     ) -> Bool[Tensor, "rows compared"]:
-        """Texts left out of a row's softmax: those of other groups, copies of the row's own text,
-        and copies of any text that its group marks as right for it."""
+        """Return which texts are left out of a row's softmax: those of other groups, copies of
+        the row's own text, and copies of any text that is relevant to the same own text in its
+        group."""
         group = _counted(batch["groups"])  # (R,)
         anchor, compared = batch["texts"][texts.own_at], batch["texts"][texts.others_at]
         alike = (anchor[:, None] == anchor) & (group[:, None] == group)  # (R, R)
@@ -100,7 +101,7 @@ class Cosine:
     def scores(
         self, texts: Compared, batch: Batch
     ) -> tuple[Float[Tensor, "compared"], Float[Tensor, "compared"]]:
-        """The cosine of each pair, and its similarity."""
+        """Return the cosine of each pair, and its target similarity."""
         cosines = (texts.own.index_select(0, texts.row_of) * texts.others).sum(-1)
         return cosines, batch["similarities"][texts.others_at]
 
@@ -124,7 +125,8 @@ LOSSES: dict[VectorLoss, type[Contrastive] | type[Cosine]] = {
 
 
 class Embedding(Objective):
-    """A vector is the mean of a run of tokens. There is no head, so any encoder can be used.
+    """Represents a text as the mean of its tokens' vectors. There is no head, so any encoder can be
+    used.
 
     A row is a text followed by the texts that it is compared with, one sequence each:
 
@@ -149,7 +151,7 @@ class Embedding(Objective):
         self.chooses = self.loss.chooses
 
     def places(self, batch: Batch) -> Int[Tensor, "tokens"]:
-        """All tokens of the runs, run after run."""
+        """Return the places of all tokens of the runs, run after run."""
         starts, ends = batch["vector_starts"], batch["vector_ends"]
         lengths = ends - starts
         before = lengths.cumsum(0) - lengths
@@ -159,7 +161,8 @@ class Embedding(Objective):
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items hidden"]:
-        """One vector per run of tokens from `vector_starts` up to, not including, `vector_ends`."""
+        """Return one vector per run of tokens from `vector_starts` up to, not including,
+        `vector_ends`."""
         return _means(encoded.hidden, batch)
 
     def every(
@@ -168,7 +171,7 @@ class Embedding(Objective):
         return encoded.hidden
 
     def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "items hidden"]:
-        # Each run in place: many times as fast as gathering the tokens of all first.
+        # Averages each run in place: many times as fast as gathering the tokens of all runs first.
         tokens = every.flatten(0, -2).numpy()
         runs = zip(batch["vector_starts"].tolist(), batch["vector_ends"].tolist(), strict=True)
         return torch.from_numpy(np.stack([tokens[start:end].mean(0) for start, end in runs]))
@@ -186,7 +189,7 @@ class Embedding(Objective):
         batch: Batch,
         temperature: float,
     ) -> LossPart:
-        """Compares cosines instead of vectors, since a teacher's vectors may be wider."""
+        """Compare cosines instead of vectors, since a teacher's vectors may be wider."""
         student, teacher = (
             self.loss.scores(_compared(vectors, batch), batch)[0] for vectors in (logits, teachers)
         )
@@ -194,7 +197,7 @@ class Embedding(Objective):
 
 
 def _compared(vectors: Float[Tensor, "items width"], batch: Batch) -> Compared:
-    """The batch's vectors, apart into rows' own and those that they are compared with."""
+    """Split the batch's vectors into rows' own and those that they are compared with."""
     unit = functional.normalize(vectors, dim=-1)
     sizes = batch["choices"]
     own_at = sizes.cumsum(0) - sizes
@@ -206,12 +209,12 @@ def _compared(vectors: Float[Tensor, "items width"], batch: Batch) -> Compared:
 
 
 def _means(hidden: Float[Tensor, "tokens hidden"], batch: Batch) -> Float[Tensor, "items hidden"]:
-    """The mean of each run; `hidden` has the tokens of all runs, run after run."""
+    """Return the mean of each run; `hidden` has the tokens of all runs, run after run."""
     wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     lengths = batch["vector_ends"] - batch["vector_starts"]
     return torch.segment_reduce(wide, "mean", lengths=lengths)
 
 
 def _counted(sizes: Int[Tensor, "groups"]) -> Int[Tensor, "members"]:
-    """The group of each member."""
+    """Return the group of each member."""
     return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)

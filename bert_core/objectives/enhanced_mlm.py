@@ -33,8 +33,11 @@ class EnhancedMaskedLanguageModeling(MaskedLanguageModeling):
     not_in_transformers: ClassVar[tuple[str, ...]] = ("positions",)
 
     def __init__(self, config: EncoderConfig) -> None:
-        """Raises: ConfigError if the encoder adds absolute positions or its attention is not
-        disentangled."""
+        """Add the decoder's position embeddings.
+
+        Raises: ConfigError if the encoder adds absolute positions or its attention is not
+            disentangled.
+        """
         super().__init__(config)
         if not self.fits(config):
             raise ConfigError(
@@ -55,16 +58,16 @@ class EnhancedMaskedLanguageModeling(MaskedLanguageModeling):
         self._encoder = (encoder,)  # NOTE: in a tuple, or its weights would be the objective's too
 
     def places(self, batch: Batch) -> Int[Tensor, "0"]:
-        """No tokens: the last layer's own output is not used."""
+        """Return no places: the last layer's own output is not used."""
         return batch["input_ids"].new_empty(0)
 
     def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
-        """Two more passes through the last layer."""
+        """Return the FLOPs of two more passes through the last layer."""
         config = replace(self._encoder[0].config, num_hidden_layers=1, convolution=None)
         return 2 * training_flops(config, lengths, outputs=self.counts(batch))
 
     def rows(self, encoded: Encoded, batch: Batch) -> Float[Tensor, "items hidden"]:
-        """The decoder's output at the chosen positions.
+        """Return the decoder's output at the chosen positions.
 
         Queries do not attend to each other, so the first step also runs at these positions only.
         """

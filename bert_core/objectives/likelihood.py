@@ -1,4 +1,4 @@
-"""How likely a model finds the words behind masks: the masked-word head, for known words."""
+"""Measures how likely a model finds known words behind masks, with the masked-word head."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,11 +10,11 @@ from bert_core.objectives.mlm import MaskedLanguageModeling
 
 
 class MaskedWordLikelihood(MaskedLanguageModeling):
-    """The log probability of the label at each chosen position.
+    """Computes the log probability of the label at each chosen position.
 
-    It has the weights and names of the masked-word head, and is only read from, never trained. Only
-    one number per position leaves it, not one per entry of the vocabulary. Its scores are of the
-    labels alone, so windows have labels even if rows have none.
+    It uses the weights and names of the masked-word head, and never trains them. It returns a
+    single number per position, not one per entry of the vocabulary. Since it scores only the
+    labels, windows have labels even if rows have none.
     """
 
     def logits(
@@ -33,7 +33,7 @@ class MaskedWordLikelihood(MaskedLanguageModeling):
 
 
 class EnhancedMaskedWordLikelihood(MaskedWordLikelihood, EnhancedMaskedLanguageModeling):
-    """The same by DeBERTa's enhanced mask decoder."""
+    """Computes the same as `MaskedWordLikelihood`, with DeBERTa's enhanced mask decoder."""
 
     every = EnhancedMaskedLanguageModeling.every
 

@@ -29,7 +29,7 @@ def linear_cross_entropy(
     bias: Float[Tensor, "classes"],
     labels: Int[Tensor, "items"],
 ) -> LossPart:
-    """`cross_entropy(rows @ weight.T + bias, labels)`, with the same gradients."""
+    """Return `cross_entropy(rows @ weight.T + bias, labels)`, with the same gradients."""
     learns = torch.is_grad_enabled()  # not visible inside the autograd function
     total, correct = _LinearCrossEntropy.apply(rows, weight, bias, labels, learns)
     return LossPart(total, labels.numel(), correct)
@@ -49,14 +49,14 @@ def linear_sample(
     for chunk, marks in zip(rows.split(size), draws.split(size), strict=True):
         scores = functional.linear(chunk, weight, bias)
         shares = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
-        sums = shares.cumsum(-1, dtype=draws.dtype)  # the last is 1, except for rounding
+        sums = shares.cumsum(-1, dtype=draws.dtype)  # the last is 1, up to rounding
         chosen.append(torch.searchsorted(sums, sums[:, -1:] * marks[:, None], right=True))
     return torch.cat(chosen)[:, 0].clamp_(max=len(weight) - 1)
 
 
 def _chunk_size(most: int) -> int:
-    """Items per chunk: a multiple of the CPU's vector width, as a remainder takes half as long
-    again."""
+    """Return the items per chunk: a multiple of the CPU's vector width, because a remainder adds
+    half to the time."""
     return max(1, most // VECTOR * VECTOR or most)
 
 
@@ -65,14 +65,15 @@ def _correct(
     best: Bool[Tensor, "items"],
     labels: Int[Tensor, "items"],
 ) -> Int[Tensor, ""]:
-    """Number of items whose label is the first class with the best score."""
+    """Return the number of items whose label is the first class with the best score."""
     if scores.device.type == "cpu":  # argmax is slow on a CPU; on a GPU, indexing is
         scores, labels = scores[:, best], labels[best]
     return (scores.argmax(0) == labels).sum()
 
 
 class _LinearCrossEntropy(Function):
-    """Scores are (classes, items): on a CPU, a few columns take half the time of a few rows."""
+    """The autograd function; scores are (classes, items): on a CPU, a few columns take half the
+    time of a few rows."""
 
     @staticmethod
     def forward(
@@ -127,7 +128,7 @@ class _LinearCrossEntropy(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        # In place, as one is as large as the word embedding; so backward runs only once.
+        # In place: a gradient is as large as the word embedding. So backward can run only once.
         rows_grad, weight_grad, bias_grad = ctx.gradients
         del ctx.gradients
         return rows_grad.mul_(slope), weight_grad.mul_(slope), bias_grad.mul_(slope), None, None

@@ -13,7 +13,8 @@ from bert_core.objectives.linear_cross_entropy import linear_cross_entropy
 
 
 class MaskedLanguageModeling(Objective):
-    """Predict the original token at each chosen position; the head runs on those positions only."""
+    """Predicts the original token at each chosen position; the head runs on those positions
+    only."""
 
     name = "mlm"
     needs_pooler = False
@@ -32,7 +33,7 @@ class MaskedLanguageModeling(Objective):
         return decoder + sum(weight.numel() for weight in maps)
 
     def rows(self, encoded: Encoded, batch: Batch) -> Float[Tensor, "items hidden"]:
-        """The head's input for every chosen position."""
+        """Return the head's input for every chosen position."""
         return encoded.hidden
 
     def logits(

@@ -1,4 +1,4 @@
-"""Which of several continuations is right (Devlin et al. 2018, section 4.4)."""
+"""Predicts which of several continuations is correct (Devlin et al. 2018, section 4.4)."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -11,7 +11,7 @@ from bert_core.objectives.base import Batch, Objective
 
 
 class MultipleChoice(Objective):
-    """Predict which choice is right; the rows of a question are consecutive.
+    """Predicts which choice is correct; the rows of a question are consecutive.
 
     The batch's `choices` has the number of rows of each question.
     """
@@ -27,7 +27,7 @@ class MultipleChoice(Objective):
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "questions choices"]:
-        """Scores of every question's choices, padded with -inf."""
+        """Return the scores of every question's choices, padded with -inf."""
         return self.picked(self.every(encoded, word_embeddings), batch)
 
     def every(

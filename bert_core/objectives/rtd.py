@@ -19,12 +19,12 @@ from bert_core.objectives.mlm import MaskedLanguageModeling
 
 
 class ReplacedTokenDetection(Objective):
-    """Predict for each token whether a generator replaced it.
+    """Predicts for each token whether a generator replaced it.
 
     The generator is an encoder of the same width and half the depth, trained on masked words. Its
     samples, drawn from its softmax, replace the masked tokens in the encoder's input; no gradient
     flows back through them. The encoder's word embeddings are the generator's plus a difference
-    that only the encoder learns. A right guess counts as not replaced.
+    that only the encoder learns. A sample that equals the original token counts as not replaced.
 
     Source: Clark et al. 2020, section 3; He et al. 2021 (DeBERTaV3), sections 3.1 (λ = 50, half the
         depth) and 3.3. There the generator is updated before the encoder reads its embeddings; here
@@ -38,7 +38,8 @@ class ReplacedTokenDetection(Objective):
     not_in_transformers = ("generator",)
 
     def __init__(self, config: EncoderConfig) -> None:
-        """Raises: ConfigError if the encoder has fewer than 2 layers."""
+        """Build the generator and the head. Raises: ConfigError if the encoder has fewer than 2
+        layers."""
         super().__init__()
         if config.num_hidden_layers < 2:
             raise ConfigError(
@@ -61,8 +62,8 @@ class ReplacedTokenDetection(Objective):
         return {"generator": self.generator}
 
     def shown(self, batch: Batch) -> tuple[Batch, dict[str, LossPart]]:
-        """The batch with guesses at the masked positions and `replaced` (*tokens), True for wrong
-        guesses; and the generator's loss."""
+        """Return the batch with the generator's samples at the masked positions and `replaced`
+        (*tokens), True where a sample is not the original token; and the generator's loss."""
         ids, places, labels = batch["input_ids"], batch["mlm_positions"], batch["mlm_labels"]
         encoded = self.generator.encode(batch, places)
         words = self.generator.word_embeddings
@@ -82,7 +83,7 @@ class ReplacedTokenDetection(Objective):
         return batch | shown, {masked_words.name: part}
 
     def places(self, batch: Batch) -> Int[Tensor, "real"] | None:
-        """All real tokens."""
+        """Return the places of all real tokens."""
         mask = batch.get("attention_mask")
         return None if mask is None else mask.flatten().nonzero()[:, 0]
 
@@ -93,13 +94,13 @@ class ReplacedTokenDetection(Objective):
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items 1"]:
-        """A score per real token; above 0 means replaced."""
+        """Return a score per real token; above 0 means replaced."""
         return self.head(encoded.hidden).flatten(0, -2)
 
     def forward(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> LossPart:
-        """Binary cross-entropy, in fp32 or wider."""
+        """Return the binary cross-entropy, in fp32 or wider."""
         logits = self.logits(encoded, batch, word_embeddings)[:, 0]
         places = self.places(batch)
         replaced = batch["replaced"].flatten()

@@ -10,7 +10,7 @@ from bert_core.objectives.base import Batch, Objective
 
 
 class NextSentencePrediction(Objective):
-    """Predict whether the second segment follows the first; 0 = is next (Devlin et al. 2018,
+    """Predicts whether the second segment follows the first; 0 = is next (Devlin et al. 2018,
     section 3.1, task 2)."""
 
     name = "nsp"
@@ -29,7 +29,7 @@ class NextSentencePrediction(Objective):
 
 
 class SentenceOrderPrediction(NextSentencePrediction):
-    """Predict whether two segments are in order or swapped; 0 = in order (Lan et al. 2019, section
+    """Predicts whether two segments are in order or swapped; 0 = in order (Lan et al. 2019, section
     3.1)."""
 
     name = "sop"

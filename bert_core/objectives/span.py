@@ -1,4 +1,4 @@
-"""The position of an answer in a row (Devlin et al. 2018, section 4.2)."""
+"""Predicts the position of an answer in a row (Devlin et al. 2018, section 4.2)."""
 
 import torch
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from bert_core.objectives.base import (
 
 
 class Span(Objective):
-    """Predict the tokens of a row at which an answer starts and ends.
+    """Predicts the tokens of a row at which an answer starts and ends.
 
     A row's loss is the mean of both; padding is never scored.
     """
@@ -35,7 +35,7 @@ class Span(Objective):
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "batch seq 2"]:
-        """Start and end scores, -inf at padding."""
+        """Return start and end scores, -inf at padding."""
         rows = encoded.rows
         scores, masks = rows.blocks(self.head(encoded.hidden)), rows.masks()
         blocks = []
@@ -60,7 +60,7 @@ class Span(Objective):
         batch: Batch,
         temperature: float,
     ) -> LossPart:
-        """The mean of the losses of start and end, each over the tokens of a row."""
+        """Return the mean of the losses of start and end, each over the tokens of a row."""
         student, teacher = logits.mT, teachers.mT  # (B, 2, S)
         ends = soft_cross_entropy(student, teacher, temperature)
         both = (student.argmax(-1) == teacher.argmax(-1)).all(-1)

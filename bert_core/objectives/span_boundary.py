@@ -12,7 +12,7 @@ from bert_core.objectives.mlm import MaskedLanguageModeling
 
 
 class SpanBoundary(MaskedLanguageModeling):
-    """Predict the original tokens of a span from the two tokens around the span only.
+    """Predicts the original tokens of a span from the two tokens around the span only.
 
     Those two are not predicted themselves: adjacent spans are merged, as in SpanBERT's code, and a
     row starts and ends with a special token.
@@ -27,7 +27,7 @@ class SpanBoundary(MaskedLanguageModeling):
         self.head = SpanBoundaryHead(config)
 
     def places(self, batch: Batch) -> Int[Tensor, "beside"]:
-        """The tokens left of every span, then those right of it."""
+        """Return the places of the tokens left of every span, then of those right of it."""
         positions, lengths = batch["mlm_positions"], batch["mlm_span_lengths"]
         ends = lengths.cumsum(0)
         return torch.cat([positions[ends - lengths] - 1, positions[ends - 1] + 1])

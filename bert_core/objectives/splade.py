@@ -1,4 +1,4 @@
-"""Sparse vectors from a masked-word head: a weight per entry of the vocabulary."""
+"""Computes sparse vectors from a masked-word head: a weight per entry of the vocabulary."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,11 +15,10 @@ SCORES_AT_ONCE = 1 << 25
 
 
 class Splade(MaskedLanguageModeling):
-    """The maximum or the sum over a row's tokens of log(1 + ReLU(score)), for every entry.
+    """Computes the maximum or the sum over a row's tokens of log(1 + ReLU(score)), for every entry.
 
-    It has the weights and names of the masked-word head, and is only read from, never trained.
-    Tokens are pooled where they are scored, since their scores are many times as large as the
-    vectors.
+    It uses the weights and names of the masked-word head, and never trains them. Tokens are pooled
+    as soon as they are scored, since their scores take many times as much memory as their vectors.
 
     Source: Formal et al. 2021 (SPLADE v2, equations 1 and 6); `log1p_relu` takes the logarithm
         twice (Geng et al. 2025).
@@ -56,8 +55,8 @@ class Splade(MaskedLanguageModeling):
         self, scores: Float[Tensor, "rows seq vocab"], real: Bool[Tensor, "rows seq"] | None
     ) -> Float[Tensor, "rows vocab"]:
         if real is not None:
-            scores = scores.masked_fill(~real[..., None], 0.0)  # which weighs nothing
-        if self.pooling == "max":  # the function ascends: once per entry is enough
+            scores = scores.masked_fill(~real[..., None], 0.0)  # 0 adds no weight
+        if self.pooling == "max":  # the function is increasing: once per entry is enough
             return self._weights(scores.amax(1))
         return self._weights(scores).sum(1)
 

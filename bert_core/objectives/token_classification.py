@@ -1,4 +1,4 @@
-"""One label per token (Devlin et al. 2018, section 5.3)."""
+"""Predicts one label per token (Devlin et al. 2018, section 5.3)."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ paper's table 7."""
 
 
 class TokenLabels(Objective):
-    """Predict the label of each token at `token_positions`; subclasses provide the head."""
+    """Predicts the label of each token at `token_positions`; subclasses provide the head."""
 
     needs_pooler = False
     label_key = "token_labels"
@@ -44,7 +44,7 @@ class TokenLabels(Objective):
 
 
 class TokenClassification(TokenLabels):
-    """Token labels from a linear head, trained with the encoder."""
+    """Predicts token labels with a linear head, trained with the encoder."""
 
     name = "token_classification"
 
@@ -61,13 +61,14 @@ class TokenClassification(TokenLabels):
 
 
 class FeatureBasedTokenClassification(TokenLabels):
-    """Token labels from a recurrent head over a frozen encoder; only the head is trained."""
+    """Predicts token labels with a recurrent head over a frozen encoder; only the head is
+    trained."""
 
     name = "feature_based_token_classification"
     reads_layers = True
     trains_encoder = False
     in_transformers = False
-    graph_outputs = ()  # the LSTM reads each row to its own length
+    graph_outputs = ()  # the LSTM depends on the length of each row
 
     def __init__(self, config: EncoderConfig, num_labels: int) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class FeatureBasedTokenClassification(TokenLabels):
         self.head = RecurrentHead(config, self._layers * config.hidden_size, num_labels)
 
     def places(self, batch: Batch) -> None:
-        """All tokens, since the head reads each token's context."""
+        """Return None, which means all tokens, since the head reads each token's context."""
 
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]

@@ -1,7 +1,7 @@
 """Object stores: `s3://`, `gs://`, `az://`. Opening, time-outs, retries, conditional writes.
 
 Other packages use `bert_core.files`, which reaches buckets through this one. obstore makes the
-requests. It is imported when the first bucket is opened: local files do without it.
+requests. It is imported when the first bucket is opened; local files do not need it.
 """
 
 from bert_core.storage.bucket import Bucket, open_bucket

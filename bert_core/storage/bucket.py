@@ -1,4 +1,5 @@
-"""One bucket: its objects read in pieces, listed, written whole or under a condition, removed."""
+"""A bucket: reading objects in pieces, listing, writing whole or under a condition, and removing
+them."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 def open_bucket(path: str) -> tuple["Bucket", str]:
-    """The bucket that a URI names, and the key in it. Raises: ConfigError, ValueError."""
+    """Return the bucket that a URI names, and the key in it. Raises: ConfigError, ValueError."""
     location = Location.of(path)
     bucket = _bucket(replace(location, key=""), environment(), os.getpid())
     return bucket, location.key
@@ -49,7 +50,7 @@ def _bucket(location: Location, variables: tuple[tuple[str, str], ...], pid: int
 
 
 class Bucket:
-    """One bucket. Every method raises a ResourceError that says what was tried."""
+    """One bucket. Every method raises a ResourceError that says what was attempted."""
 
     def __init__(self, location: Location, variables: Mapping[str, str]) -> None:
         self._location, self._variables = location, variables
@@ -82,13 +83,13 @@ class Bucket:
         return self._location.bucket
 
     def path(self, key: str) -> str:
-        """The URI of an object."""
+        """Return the URI of an object."""
         return replace(self._location, key=key).uri
 
     def read_first(self, key: str, count: int) -> tuple[Any, bytes]:
-        """An object's metadata (obstore's ObjectMeta), and up to `count` of its first bytes.
+        """Return an object's metadata (obstore's ObjectMeta), and up to `count` of its first bytes.
 
-        A GET, since the answer to a HEAD does not say why it is refused.
+        Sends a GET, since the answer to a HEAD does not say why it is refused.
         Raises: FileNotFoundError.
         """
         from obstore.exceptions import BaseError
@@ -97,7 +98,7 @@ class Bucket:
             try:
                 result = self._store.get(key, options={"range": (0, count)})
             except BaseError as error:
-                if Failure.of(error).status != 416:  # its range is empty, as it is itself
+                if Failure.of(error).status != 416:  # the range is empty because the object is
                     raise
                 return self._store.head(key), b""
             data = result.buffer().to_bytes()
@@ -107,7 +108,7 @@ class Bucket:
         return self._retries.run(key, "read", request)
 
     def size(self, key: str) -> int | None:
-        """Size of an object in bytes; None if it is missing."""
+        """Return the size of an object in bytes; None if it is missing."""
         from obstore.exceptions import BaseError
 
         def request() -> Any:
@@ -125,10 +126,11 @@ class Bucket:
             return None
 
     def read(self, key: str, start: int, end: int, tag: str | None) -> bytes:
-        """Bytes `start` to `end`, in several requests at once if they are many.
+        """Return the bytes from `start` up to, not including, `end`, using several concurrent
+        requests for a long range.
 
         Args:
-            tag: what the object's version must be.
+            tag: the version that the object must have; None allows any.
         """
         cuts = [*range(start, end, PIECE_BYTES), end]
         pieces = list(pairwise(cuts))
@@ -142,7 +144,7 @@ class Bucket:
                 future.cancel()
 
     def later(self, task: Callable[..., T], *arguments: Any) -> "Future[T]":
-        """Run it in a thread of this bucket."""
+        """Run a task in a thread of this bucket."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="raybert-storage")
         return self._pool.submit(task, *arguments)
@@ -160,7 +162,7 @@ class Bucket:
         return self._retries.run(key, "read", request)
 
     def read_tagged(self, key: str) -> tuple[bytes, str]:
-        """A small object and its version. Raises: FileNotFoundError."""
+        """Return a small object and its version. Raises: FileNotFoundError."""
 
         def request() -> tuple[bytes, str]:
             result = self._store.get(key)
@@ -174,11 +176,11 @@ class Bucket:
         return str(meta[self._location.scheme.version])
 
     def list_all(self, folder: str) -> list[Any]:
-        """All objects in a folder, at any depth."""
+        """Return all objects in a folder, at any depth."""
         objects: list[Any] = []
 
         def request() -> None:
-            last = objects[-1]["path"] if objects else None  # go on where the last answer broke off
+            last = objects[-1]["path"] if objects else None  # resume where the last answer broke off
             for page in self._store.list(folder or None, offset=last, chunk_size=1000):
                 objects.extend(page)
 
@@ -186,7 +188,7 @@ class Bucket:
         return objects
 
     def list_folder(self, folder: str) -> tuple[list[str], list[Any]]:
-        """Paths of the folders directly in a folder, and the objects."""
+        """Return the paths of the folders directly in a folder, and the objects directly in it."""
 
         def request() -> tuple[list[str], list[Any]]:
             result = self._store.list_with_delimiter(folder or None)
@@ -204,8 +206,11 @@ class Bucket:
         return self._retries.run(folder, "listed", request)
 
     def is_object(self, folder: str, listed: Any) -> bool:
-        """Whether what was listed in `folder` is not a folder that another program has made: an
-        empty object whose key ends in a slash, which obstore cuts off."""
+        """Whether an entry listed in `folder` is an object, not the marker of a folder.
+
+        Some programs create a folder as an empty object whose key ends in a slash; obstore cuts off
+        the slash.
+        """
         if listed["path"] == folder:
             return False
         return bool(listed["size"]) or self.size(listed["path"]) is not None
@@ -218,7 +223,7 @@ class Bucket:
             self._retries.run(key, "written", lambda: store.put(key, view, use_multipart=False))
             return
         if not self._retries.was_reached:
-            self.size(key)  # obstore would wait long for a server that is not there
+            self.size(key)  # obstore would wait long for a server that is down
         part_bytes = max(PIECE_BYTES, -(-view.nbytes // MOST_PARTS))
         try:
             self._retries.run(
@@ -232,11 +237,12 @@ class Bucket:
             self._abort_uploads(key, key)
 
     def create(self, key: str, data: bytes) -> str | None:
-        """Write an object that does not exist yet: its version, or None if it does."""
+        """Write an object only if it does not exist; return its version, or None if it exists."""
         return self._write_if(key, data, "create")
 
     def replace_if(self, key: str, data: bytes, tag: str) -> str | None:
-        """Write an object whose version is `tag`: the new version, or None if it is not."""
+        """Replace an object only if its version is still `tag`; return the new version, or None if
+        it is not."""
         return self._write_if(key, data, {self._location.scheme.version: tag})
 
     def _write_if(self, key: str, data: bytes, mode: Any) -> str | None:
@@ -256,7 +262,7 @@ class Bucket:
 
         tag = self._retries.run(key, "written", request)
         if tag is None and attempts > 1:
-            # Perhaps an earlier attempt has succeeded, and its answer was lost.
+            # An earlier attempt may have succeeded, and its answer been lost.
             with suppress(FileNotFoundError):
                 present, version = self.read_tagged(key)
                 return version if present == data else None
@@ -274,15 +280,17 @@ class Bucket:
             self._retries.run(some[0], "removed", request)
 
     def abort_uploads(self, folder: str) -> None:
-        """Abort all multipart uploads in a folder, as far as possible: nobody may write there."""
+        """Abort all multipart uploads in a folder, as far as possible. No other process may be
+        writing there."""
         self._abort_uploads(f"{folder}/" if folder else "")
 
     def _abort_uploads(self, prefix: str, key: str | None = None) -> None:
-        """Abort the multipart uploads of `key`, or of all that begin with `prefix`, which nobody
-        will complete, as far as possible.
+        """Abort, as far as possible, the abandoned multipart uploads of `key`, or of all keys that
+        begin with `prefix`.
 
-        obstore aborts an upload that fails. This is for one whose id was lost with the answer, or
-        which a killed process left. It has no call for it, but signs any address.
+        obstore itself aborts an upload that fails. This is for uploads whose id was lost with the
+        answer, or which a killed process left behind. obstore has no method for it, but it can sign
+        any address.
         """
         from obstore.exceptions import BaseError
 
@@ -314,6 +322,6 @@ class Bucket:
 
 
 def _require(received: int, expected: int) -> None:
-    """Raises: OSError if the answer was cut short."""
+    """Check that an answer is complete. Raises: OSError if it was cut short."""
     if received != expected:
         raise OSError(f"wanted {expected:,} bytes, the answer ended after {received:,}")

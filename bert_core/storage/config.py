@@ -1,7 +1,8 @@
-"""How object stores are reached: from environment variables, with one meaning in every process.
+"""How object stores are reached: configured by environment variables, with the same meaning in
+every process.
 
-The variables of the stores' own programs belong to each machine. Those that begin with
-RAYBERT_STORAGE_ come before them, and go with a run to all its workers (docs/storage.md).
+The variables of the stores' own programs belong to each machine. Variables that begin with
+RAYBERT_STORAGE_ take precedence, and are passed on with a run to all its workers (docs/storage.md).
 """
 
 import os
@@ -12,7 +13,7 @@ from bert_core.errors import ConfigError
 from bert_core.schemes import SCHEMES, Scheme
 
 PREFIX = "RAYBERT_STORAGE_"
-# What obstore and its sources of credentials read, besides ours.
+# Variables that obstore and its sources of credentials read, besides ours.
 _PREFIXES = (PREFIX, *{scheme.variables for scheme in SCHEMES.values()})
 _YES, _NO = ("1", "true", "yes"), ("", "0", "false", "no")
 _STYLES = ("path", "virtual")
@@ -40,7 +41,8 @@ class StorageConfig:
 
     @classmethod
     def of(cls, environment: Mapping[str, str], scheme: Scheme = SCHEMES["s3"]) -> "StorageConfig":
-        """The settings for stores of a scheme; the variables of Amazon's programs are for S3.
+        """Read the settings for stores of a scheme; the variables of Amazon's programs apply to S3
+        only.
 
         Raises: ConfigError naming the variable that has a wrong value.
         """
@@ -61,7 +63,7 @@ class StorageConfig:
 
 
 def environment() -> tuple[tuple[str, str], ...]:
-    """The variables of this process that affect object stores, sorted."""
+    """Return the variables of this process that affect object stores, sorted."""
     return tuple(sorted(item for item in os.environ.items() if item[0].startswith(_PREFIXES)))
 
 

@@ -1,6 +1,6 @@
-"""Failed requests: whether to repeat one, how to describe it, and the way out.
+"""Failed requests: whether to repeat them, how to describe them, and what the user can do.
 
-obstore's errors are texts; the statuses, S3's error codes and times are read from them.
+obstore's errors are plain text; the statuses, S3's error codes and times are parsed from it.
 """
 
 import re
@@ -19,7 +19,7 @@ _RETRIES = re.compile(r"after (\d+) retries")
 _DETAIL = re.compile(r'(?:message|error): "([^"]+)"')
 _UNITS_S = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _DEBUG = "\n\nDebug source:"
-# Where obstore gets credentials.
+# Addresses from which obstore gets credentials.
 _OF_CREDENTIALS = (
     "/latest/api/token",
     "/latest/meta-data/iam",
@@ -29,9 +29,9 @@ _OF_CREDENTIALS = (
     "/metadata/identity",
 )
 
-# A request that S3 gave up on, or that was damaged on its way: to be sent again as it is.
+# A request that timed out, or that was damaged on its way: to be sent again unchanged.
 _SEND_AGAIN = ("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch")
-# The upload was completed or aborted while the answer was on its way: it is started again.
+# The upload was completed or aborted while the answer was on its way: to be started again.
 _UPLOAD_GONE = "NoSuchUpload"
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _OTHER_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraint")
@@ -39,7 +39,7 @@ _CREDENTIALS = (
     "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken",
     "AuthenticationFailed",  # on Azure
 )  # fmt: skip
-# An address that is none, a certificate that is not trusted, a server without ranges.
+# An invalid address, a certificate that is not trusted, a server without range requests.
 _FINAL = ("kind: Builder", "certificate", "non-partial response")
 # obstore's errors about a request itself, not about an answer.
 _MISUSES = ("InvalidPathError", "NotSupportedError", "UnknownConfigurationKeyError")
@@ -69,7 +69,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
-        """Read obstore's error."""
+        """Parse obstore's error."""
         text, _, debug = str(error).partition(_DEBUG)
         number = _STATUS.search(text)
         status = int(number[1]) if number else None
@@ -120,7 +120,7 @@ def _first(pattern: re.Pattern[str], text: str) -> str:
 
 
 def _transport(text: str, debug: str) -> str:
-    """Why there was no answer."""
+    """Say why there was no answer."""
     details = _DETAIL.findall(debug)
     if "kind: Connect," in debug:
         return f"no connection ({details[-1]})" if details else "no connection"
@@ -152,10 +152,12 @@ def error_of(
     attempts: int,
     seconds: float,
 ) -> ResourceError:
-    """The error for the user.
+    """Return the error to show to the user.
 
     Args:
         verb: what could not be done: `read`, `written`, `listed`, `removed`.
+        attempts: how often the request was made.
+        seconds: how long it took in all.
     """
     times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
     resumes = "; finished work is kept: the same command continues from there"
@@ -167,7 +169,7 @@ def error_of(
 
 
 def given_up(location: Location, verb: str) -> ResourceError:
-    """The error for a request that is not made, because others have failed for too long."""
+    """Return the error for a request that is not made, because others have failed for too long."""
     return ResourceError(
         f"{location.uri}: could not be {verb}: the store does not answer, and this process is "
         "stopping: run the same command again when it answers"

@@ -1,4 +1,4 @@
-"""A bucket as a filesystem of pyarrow, so that its readers open what is in it."""
+"""A bucket as a pyarrow filesystem, so that pyarrow's readers can open its objects."""
 
 import io
 import threading
@@ -16,9 +16,9 @@ FIRST_BYTES = 1 << 20
 
 
 def filesystem(path: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem of a bucket, and the path of a URI in it, which begins with the bucket.
+    """Return the filesystem of a bucket, and the path of a URI in it, which begins with the bucket.
 
-    Raises: ConfigError; ValueError if it is no URI of a bucket.
+    Raises: ConfigError; ValueError if it is not a URI of a bucket.
     """
     bucket, key = open_bucket(path)
     inner = f"{bucket.name}/{key}" if key else bucket.name
@@ -26,16 +26,17 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
 
 
 class _Handler(fs.FileSystemHandler):
-    """Folders are parts of keys: none is made, and one without objects is missing."""
+    """Makes a bucket look like a filesystem. Folders are parts of keys: none is created, and a
+    folder without objects does not exist."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket, self._name = bucket, bucket.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self._bucket.path(""),)  # by the settings of that process
+        return _reopened, (self._bucket.path(""),)  # with the settings of that process
 
     def _key(self, path: str) -> str:
-        return path.strip("/").partition("/")[2]  # what follows the bucket
+        return path.strip("/").partition("/")[2]  # the part after the bucket
 
     def get_type_name(self) -> str:
         return "object-store"
@@ -118,7 +119,7 @@ class _Handler(fs.FileSystemHandler):
 
 
 def _above(key: str, folder: str) -> Iterator[str]:
-    """The folders between a folder and an object in it."""
+    """Yield the folders between a folder and an object in it."""
     while (key := key.rpartition("/")[0]) and key != folder:
         yield key
 
@@ -128,7 +129,7 @@ def _reopened(path: str) -> _Handler:
 
 
 class _Writer(io.BytesIO):
-    """A small object, which is written when it is closed."""
+    """A small object, which is uploaded when it is closed."""
 
     def __init__(self, bucket: Bucket, key: str) -> None:
         super().__init__()
@@ -141,8 +142,8 @@ class _Writer(io.BytesIO):
 
 
 class _Reader(io.RawIOBase):
-    """An object, read in pieces that grow while they follow each other; then the next piece is
-    fetched ahead. All pieces are of one version."""
+    """An object, read in pieces. The pieces grow while reads are sequential; at full size, the next
+    piece is fetched ahead. All pieces are of the same version."""
 
     def __init__(self, bucket: Bucket, key: str) -> None:
         self._ahead: tuple[int, Future[bytes]] | None = None  # first: `close` reads it
@@ -198,7 +199,11 @@ class _Reader(io.RawIOBase):
         return self._buffer[offset : offset + count]
 
     def _fetch(self, count: int) -> None:
-        """Put the bytes at the position into the buffer."""
+        """Fill the buffer with the bytes at the current position.
+
+        Args:
+            count: bytes wanted.
+        """
         follows = self._position == self._start + len(self._buffer)
         self._piece_bytes = min(2 * self._piece_bytes, PIECE_BYTES) if follows else FIRST_BYTES
         ahead, self._ahead = self._ahead, None

@@ -7,7 +7,7 @@ from urllib.parse import quote, unquote
 from bert_core.schemes import SCHEMES, Scheme
 
 _URI = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<host>[^/\s]+)(?:/(?P<key>\S*))?", re.IGNORECASE)
-IN_A_URI = "/!$&'()*+,;=:@"  # allowed in a path without an escape (RFC 3986)
+IN_A_URI = "/!$&'()*+,;=:@"  # allowed in a path without escaping (RFC 3986)
 
 
 def opens(path: str) -> bool:
@@ -30,7 +30,7 @@ class Location:
 
     @classmethod
     def of(cls, path: str) -> "Location":
-        """Raises: ValueError if it is not `scheme://bucket/key`."""
+        """Parse a URI. Raises: ValueError if it is not `scheme://bucket/key`."""
         match = _URI.fullmatch(path)
         if match is None:
             raise ValueError("wanted scheme://bucket/key")

@@ -1,7 +1,7 @@
-"""Requests to a bucket, repeated with backoff and jitter until they succeed or time is up.
+"""Repeats requests to a bucket, with backoff and jitter, until they succeed or time is up.
 
-Only the parts of a large upload are left to obstore, which would not repeat all that has to be
-repeated, nor stop when this process has to (docs/decisions/project.md).
+Only the parts of a large upload are left to obstore, which would not repeat everything that has to
+be repeated, nor stop when this process has to (docs/decisions/project.md).
 """
 
 import math
@@ -25,13 +25,13 @@ _JITTER = random.Random()
 
 T = TypeVar("T")
 
-# Seconds that may still be spent on requests that fail, in all.
+# Seconds that may still be spent on failing requests, in total.
 _patience_s = math.inf
 
 
 def give_up_after(seconds: float) -> None:
-    """From now on, spend at most this long on requests that fail, in all, and then make no more:
-    the process is stopping."""
+    """Limit the total time that this process spends on failing requests from now on, because it is
+    stopping; once it is spent, no more requests are made."""
     global _patience_s
     _patience_s = seconds
 
@@ -50,8 +50,9 @@ class Retries:
         """Make a request until it succeeds, fails for good or has failed for `retry_s`.
 
         Args:
-            verb: what it does with `key`, for errors: `read`, `written`, `listed`, `removed`.
-            longest_s: instead of `retry_s`, if it is less.
+            verb: what the request does with `key`, for errors: `read`, `written`, `listed`,
+                `removed`.
+            longest_s: used instead of `retry_s` if it is less.
         Raises: FileNotFoundError, if the object is missing; ResourceError.
         """
         global _patience_s
@@ -95,7 +96,7 @@ class Retries:
             time.sleep(pause_s)
 
     def _budget_s(self, failure: Failure) -> float:
-        """How long a request may go on failing in this way."""
+        """Return how long a request may go on failing in this way."""
         is_unknown = failure.is_connecting and not self.was_reached
         return min(self._config.retry_s, FIRST_CONTACT_S) if is_unknown else self._config.retry_s
 
@@ -103,8 +104,8 @@ class Retries:
 def _interruptible(request: Callable[[], T]) -> T:
     """Make a request so that a signal, such as Ctrl-C, can end the wait for its answer.
 
-    NOTE: while obstore waits in the main thread, which handles signals, none is handled; and
-    CPython overlooks one that comes just before the main thread waits for a lock.
+    NOTE: the main thread handles signals. While obstore waits in it, none is handled; and CPython
+        overlooks a signal that comes just before the main thread waits for a lock.
     """
     if threading.current_thread() is not threading.main_thread():
         return request()

@@ -1,4 +1,4 @@
-"""obstore's client of a bucket: address, credentials and time-outs."""
+"""Creates obstore's client of a bucket: address, credentials and time-outs."""
 
 import configparser
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from bert_core.storage.config import StorageConfig
 from bert_core.storage.location import Location
 
 PIECE_BYTES = 8 << 20
-# A piece that moves more slowly than this has failed.
+# A piece that is transferred more slowly than this counts as failed.
 _LEAST_BYTES_PER_S = 256 << 10
 _BACKOFF = {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=5), "base": 2}
 # Lifetime of credentials from a provider: obstore calls it again after that.
@@ -38,13 +38,14 @@ def store_of(
     retries: bool = False,
     address: str | None = None,
 ) -> Any:
-    """A client of the bucket.
+    """Return a client of the bucket.
 
     Args:
         sends: whether requests have long bodies, so that an answer takes time.
-        retries: whether obstore repeats requests by itself, as the parts of an upload need it.
-        address: of all requests, instead of the bucket's (S3 only).
-    Raises: ConfigError if there is no such profile, or none that can be read.
+        retries: whether obstore repeats requests by itself, as the parts of an upload need.
+        address: sent to by all requests, instead of the bucket's (S3 only).
+    Raises: ConfigError if the AWS profile does not exist, or its source of credentials cannot be
+        read.
     """
     import obstore.store
 
@@ -54,7 +55,7 @@ def store_of(
         "connect_timeout": timedelta(seconds=config.connect_timeout_s),
         "timeout": timedelta(seconds=piece_s),
     }
-    if not sends:  # NOTE: it counts the time that a body takes to go out, too
+    if not sends:  # NOTE: the time-out includes the time to send a body
         connection["read_timeout"] = timedelta(seconds=config.timeout_s)
     options: dict[str, Any] = {
         "client_options": connection,
@@ -88,7 +89,7 @@ def store_of(
 
 
 def bucket_address(location: Location, config: StorageConfig, region: str) -> str:
-    """The address of an S3 bucket."""
+    """Return the address of an S3 bucket."""
     path_style = config.endpoint is not None if config.path_style is None else config.path_style
     endpoint = (config.endpoint or f"https://s3.{region}.amazonaws.com").rstrip("/")
     if path_style:
@@ -98,11 +99,11 @@ def bucket_address(location: Location, config: StorageConfig, region: str) -> st
 
 
 def _region_of(location: Location, config: StorageConfig) -> str:
-    """Amazon says where a bucket is; other servers take any region."""
+    """Return a bucket's region: Amazon says which it is; other servers accept any."""
     if config.endpoint is None:
         from pyarrow.fs import resolve_s3_region
 
-        with suppress(OSError):  # it is missing or cannot be reached: the first request will fail
+        with suppress(OSError):  # missing or unreachable: the first request will fail
             return str(resolve_s3_region(location.bucket))
     return "us-east-1"
 
@@ -117,7 +118,8 @@ class _Profile:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "_Profile | None":
-        """The profile that applies, or None where there is none or credentials are elsewhere."""
+        """Return the profile that applies; None if there is none, or if other credentials take
+        precedence."""
         if any(environment.get(name) for name in _BEFORE_A_PROFILE):
             return None
         name = environment.get("AWS_PROFILE") or environment.get("AWS_DEFAULT_PROFILE") or "default"
@@ -145,7 +147,8 @@ class _Profile:
         return all(self.settings.get(key) for key in _KEYS)
 
     def provider(self, environment: Mapping[str, str]) -> Any:
-        """The function that obstore calls for credentials, again when they are about to expire."""
+        """Return the function that obstore calls for credentials, and calls again when they are
+        about to expire; None if the profile has none."""
         if self.has_keys:
             return _Keys(self, environment)
         try:
@@ -166,7 +169,7 @@ class _Profile:
 
 
 class _Keys:
-    """Keys in a profile, which another program may renew."""
+    """Reads keys from a profile, again at each call, since another program may renew them."""
 
     def __init__(self, profile: _Profile, environment: Mapping[str, str]) -> None:
         self._profile, self._environment = profile, environment

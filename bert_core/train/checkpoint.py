@@ -4,7 +4,7 @@ A checkpoint is a folder `step-00001000` with `model.safetensors`, `optimizer.sa
 written last, `checkpoint.json`. If weights are sharded, each rank writes its own files,
 `model-00001-of-00004.safetensors`, with its rows of every tensor; any number of ranks can read
 them. Data position and randomness need no state: both follow from the step. `points.jsonl` has the
-curves so far, for a run whose record is lost with the machine that kept it.
+curves so far, in case the run's record is lost with the machine that kept it.
 """
 
 import hashlib
@@ -59,8 +59,12 @@ class CheckpointWriter:
     """
 
     def __init__(self, folder: str, *, run_digest: str, keep: int = 2) -> None:
-        """`run_digest` is the digest of the training stage; a run with another digest refuses to
-        resume."""
+        """Write to `folder`, in a background thread.
+
+        Args:
+            run_digest: digest of the training stage; a run with another digest refuses to resume.
+            keep: how many of the newest checkpoints to keep.
+        """
         self._folder, self._run_digest, self._keep = folder, run_digest, keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
@@ -85,7 +89,7 @@ class CheckpointWriter:
             cost: of these weights on rows that they were not trained on, if measured; the lowest
                 cost marks the best checkpoint.
             progress: the run's state so far.
-            points: of the curves so far, as lines of JSON: `[step, {name: number}]`.
+            points: the curves so far, as lines of JSON: `[step, {name: number}]`.
         """
         self.wait()
         rank, world_size = rank_of_world()
@@ -121,7 +125,7 @@ class CheckpointWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Finish the pending write first."""
+        """Finish the pending write, then stop the thread."""
         self._thread.shutdown()
 
 
@@ -133,7 +137,11 @@ def _write(
     keep: int,
     group: dist.ProcessGroup | None,
 ) -> None:
-    """`group` has the ranks that write parts of the same checkpoint."""
+    """Write a checkpoint's files, and remove old checkpoints.
+
+    Args:
+        group: the ranks that write parts of the same checkpoint.
+    """
     target = checkpoint_at(folder, about["step"]).folder
     digests = {}
     for name, values in tensors.items():
@@ -164,14 +172,14 @@ def _write(
 
 
 def latest_checkpoint(folder: str) -> Checkpoint | None:
-    """The newest complete checkpoint in `folder`, or None."""
+    """Return the newest complete checkpoint in `folder`, or None."""
     whole = _whole_checkpoints(folder)
     return whole[-1] if whole else None
 
 
 def best_checkpoint(folder: str) -> Checkpoint | None:
-    """The complete checkpoint with the lowest cost, the earliest in case of a tie; None if no cost
-    was measured."""
+    """Return the complete checkpoint with the lowest cost, the earliest in case of a tie; None if
+    no cost was measured."""
     best, least = None, float("inf")
     for checkpoint in _whole_checkpoints(folder):
         cost = files.read_json(files.join(checkpoint.folder, LAST_FILE)).get("cost")
@@ -181,18 +189,19 @@ def best_checkpoint(folder: str) -> Checkpoint | None:
 
 
 def checkpoint_at(folder: str, step: int) -> Checkpoint:
-    """The checkpoint after `step`, whether or not it exists."""
+    """Return the checkpoint after `step`, whether or not it exists."""
     return Checkpoint(files.join(folder, f"step-{step:08d}"), step)
 
 
 def read_progress(checkpoint: Checkpoint) -> Progress:
-    """The progress stored in a checkpoint."""
+    """Return the progress stored in a checkpoint."""
     about = files.read_json(files.join(checkpoint.folder, LAST_FILE))
     return Progress(**{key: about[key] for key in Progress.__dataclass_fields__ if key in about})
 
 
 def read_points(checkpoint: Checkpoint) -> list[tuple[int, dict[str, float]]]:
-    """The points of the curves up to a checkpoint. Raises: FormatError if the file has changed."""
+    """Return the points of the curves up to a checkpoint. Raises: FormatError if the file has
+    changed."""
     digests = files.read_json(files.join(checkpoint.folder, LAST_FILE))["sha256"]
     if POINTS not in digests:
         return []
@@ -286,7 +295,7 @@ def _whole_checkpoints(folder: str) -> list[Checkpoint]:
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's tensors; moments of word tables are expanded to all words."""
+    """Return the optimizer's tensors; moments of word tables are expanded to all words."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     tensors: dict[str, Tensor] = {}
     for index, values in optimizer.state_dict()["state"].items():

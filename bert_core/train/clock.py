@@ -1,7 +1,7 @@
-"""Where the wall time of a training process goes.
+"""Measures where the wall time of a training process goes.
 
-It is the host that is watched: a GPU computes while the host goes on, so a moment belongs to what
-the host does or waits for. Nothing here makes it wait.
+Only the host is timed: a GPU computes while the host goes on, so each moment is attributed to what
+the host does or waits for. Nothing here makes the host wait.
 """
 
 import time
@@ -13,7 +13,7 @@ Activity = Literal["starting", "computing", "waiting_for_data", "checkpointing",
 
 
 class Clock:
-    """Adds up the seconds of each activity; at every moment it is one of them."""
+    """Adds up the seconds of each activity; at every moment exactly one activity is current."""
 
     def __init__(self) -> None:
         self.began_s = time.time()
@@ -25,7 +25,7 @@ class Clock:
         self._since_s = time.perf_counter()
 
     def switch(self, activity: Activity) -> Activity:
-        """From now on it is another activity. Returns: what it was until now."""
+        """Make another activity the current one. Returns: the previous activity."""
         now_s, before = time.perf_counter(), self._activity
         self._spent_s[before] = self._spent_s.get(before, 0.0) + now_s - self._since_s
         self._activity, self._since_s = activity, now_s
@@ -33,7 +33,7 @@ class Clock:
 
     @contextmanager
     def during(self, activity: Activity) -> Iterator[None]:
-        """The activity of a block, after which it is again what it was before."""
+        """Make `activity` the current one inside the block, then return to the previous one."""
         before = self.switch(activity)
         try:
             yield
@@ -41,7 +41,8 @@ class Clock:
             self.switch(before)
 
     def take(self) -> dict[str, float]:
-        """The seconds of each activity since the last call, which together are all that passed."""
+        """Return the seconds of each activity since the last call, and start again from 0; together
+        they are all the time that passed."""
         self.switch(self._activity)
         spent_s, self._spent_s = self._spent_s, {}
         self.taken += 1

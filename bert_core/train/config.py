@@ -1,4 +1,4 @@
-"""Training settings only, so that help and errors need no torch."""
+"""Training settings, without torch, so that help and error messages need not import it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +49,8 @@ class OptimizerConfig:
         check_fields(self, prefix="optimizer.")
 
     def check_sharding(self, sharded: bool) -> None:
-        """Raises: ConfigError if weights are `sharded` and the optimizer needs whole matrices."""
+        """Check that the optimizer can train sharded weights. Raises: ConfigError if weights are
+        `sharded` and the optimizer needs whole matrices."""
         if sharded and self.name == "muon":
             raise ConfigError(
                 "optimizer.name: wanted adamw or lamb with fsdp, got muon, which needs whole "
@@ -75,7 +76,8 @@ class ScheduleConfig:
         check_fields(self, prefix="schedule.")
 
     def check_warmup(self, max_steps: int, *, name: str = "schedule.warmup_steps") -> None:
-        """Raises: ConfigError if a schedule of `max_steps` would end before its peak."""
+        """Check the length of the warmup. Raises: ConfigError if a schedule of `max_steps` would
+        end before its peak."""
         if self.warmup_steps is not None and self.warmup_steps >= max_steps:
             raise ConfigError(
                 f"{name}: wanted fewer than the {max_steps:,} steps of its schedule, so that the "
@@ -84,15 +86,16 @@ class ScheduleConfig:
             )
 
     def warmup(self, max_steps: int) -> int:
-        """The steps of the warm-up in a schedule of `max_steps`."""
+        """Return the number of steps of the warmup in a schedule of `max_steps`."""
         return round(max_steps / 100) if self.warmup_steps is None else self.warmup_steps
 
     def learning_rate(self, peak: float, max_steps: int) -> Callable[[float], float]:
-        """The learning rate as a function of the step, counted from 0, for a run of `max_steps`."""
+        """Return the learning rate as a function of the step, counted from 0, for a run of
+        `max_steps`."""
         return lambda step: peak * self.factor(step, max_steps)
 
     def factor(self, step: float, max_steps: int) -> float:
-        """The share of the peak learning rate at `step`, counted from 0."""
+        """Return the share of the peak learning rate at `step`, counted from 0."""
         return share_of_peak(
             step,
             max_steps,
@@ -127,8 +130,8 @@ class LoopConfig:
         check_fields(self, prefix="loop.")
 
     def place(self, steps: int, elapsed_s: float) -> float:
-        """The run's progress in steps of `max_steps`: by its steps, or by its hours if those are
-        further along."""
+        """Return the run's progress in steps of `max_steps`: by its steps, or by its hours if those
+        are further along."""
         if self.max_hours is None:
             return steps
         return max(steps, elapsed_s / (3600 * self.max_hours) * self.max_steps)

@@ -1,4 +1,4 @@
-"""Peak performance and memory use of the machine, and process settings. Imports without torch."""
+"""Peak performance and memory use of the machine, and process settings. Does not import torch."""
 
 import ctypes
 import resource
@@ -45,8 +45,8 @@ def keep_freed_memory() -> None:
 
 
 def make_deterministic(device: "torch.device") -> None:
-    """Make results on a CPU reproducible bit for bit, and raise where that is impossible; not on a
-    GPU, which would be slower."""
+    """Make results on a CPU reproducible bit for bit, and raise if an operation cannot be; not on a
+    GPU, which would become slower."""
     import torch
 
     # NOTE: use_deterministic_algorithms does the same, but imports all of inductor: 2 s.
@@ -56,10 +56,10 @@ def make_deterministic(device: "torch.device") -> None:
 
 
 def flush_denormals() -> None:
-    """Let this thread, and compute threads that it starts from now on, treat numbers below 1e-38 as
-    0.
+    """Make this thread, and compute threads that it starts from now on, treat numbers below 1e-38
+    as 0.
 
-    AdamW's first moments of words that no row reads shrink by a tenth per step, become such numbers
+    AdamW's first moments of words that no row reads shrink by a tenth per step, become that small
     after some 750 steps and stay so. AdamW then takes eight to eleven times as long.
     """
     import torch
@@ -68,7 +68,7 @@ def flush_denormals() -> None:
 
 
 def peak_flops(device: "torch.device") -> float | None:
-    """Peak bf16 floating-point operations per second of the device; None if unknown."""
+    """Return the device's peak bf16 floating-point operations per second; None if unknown."""
     if device.type != "cuda":
         return None
     import torch
@@ -77,13 +77,13 @@ def peak_flops(device: "torch.device") -> float | None:
 
 
 def peak_flops_of(name: str) -> float | None:
-    """Dense bf16 FLOP/s of the GPU of this name; None if it is unknown."""
+    """Return the dense bf16 FLOP/s of the GPU of this name; None if unknown."""
     words = f" {name.replace('-', ' ')} "
     return next((peak for part, peak in PEAK_FLOPS.items() if f" {part} " in words), None)
 
 
 def peak_memory_bytes(device: "torch.device | None" = None) -> int:
-    """Peak memory of this process: of the GPU if given, else of the machine."""
+    """Return the peak memory of this process: on the GPU if given, else on the machine."""
     if device is not None and device.type == "cuda":
         import torch
 

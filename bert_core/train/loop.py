@@ -52,7 +52,7 @@ class Rise:
     POINTS = 20
 
     def __init__(self, most: float, before: Iterable[float] = ()) -> None:
-        """Never raises before half of the points exist.
+        """Set the limit. No error is raised before half of the points exist.
 
         Args:
             most: how far a loss may exceed the median of the previous points; 0 disables the check.
@@ -63,11 +63,14 @@ class Rise:
 
     @property
     def losses(self) -> list[float]:
-        """The points that the next one is compared with."""
+        """Return the points that the next one is compared with."""
         return list(self._losses)
 
     def check(self, step: int, loss: float) -> None:
-        """Raises: DivergedError if the loss exceeds the previous points' median by too much."""
+        """Compare a loss with the previous points, then add it to them.
+
+        Raises: DivergedError if the loss exceeds their median by too much.
+        """
         median = statistics.median(self._losses) if len(self._losses) >= self.POINTS // 2 else loss
         if self._most and loss > median + self._most:
             raise DivergedError(
@@ -183,9 +186,11 @@ def training_steps(
 
 
 def _clipped(weights: Sequence[Tensor], most: float) -> float:
-    """Clip the whole gradient to norm `most`; returns the norm before. Unlike torch's clipping,
-    this does not multiply by 1 if the norm is smaller, which would be one more pass over all
-    gradients."""
+    """Clip the whole gradient to norm `most`, in place; return the norm before.
+
+    Unlike torch's clipping, this does not multiply by 1 if the norm is smaller, which would be one
+    more pass over all gradients.
+    """
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     norm: Any = nn.utils.get_total_norm([_row_norms(gradient) for gradient in gradients])
     whole = float(norm.full_tensor() if is_part(norm) else norm)
@@ -195,8 +200,8 @@ def _clipped(weights: Sequence[Tensor], most: float) -> float:
 
 
 def _row_norms(gradient: Tensor) -> Tensor:
-    """A tensor with the norm of `gradient`: on a CPU, a matrix's row norms, which unlike a single
-    norm use all cores; elsewhere the gradient itself."""
+    """Return a tensor with the same norm as `gradient`: on a CPU, a matrix's row norms, whose
+    computation, unlike that of a single norm, uses all cores; elsewhere the gradient itself."""
     if gradient.is_sparse:
         gradient = gradient.values()
     if gradient.is_cuda or gradient.ndim < 2 or is_part(gradient):
@@ -210,8 +215,10 @@ def _backward(
     index: int,
     config: LoopConfig,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, int]]:
-    """Compute the global batch's gradient into the parameters. Returns this rank's loss sums,
-    numbers of correct items and numbers of items, by part."""
+    """Compute the global batch's gradient into the parameters.
+
+    Returns: this rank's loss sums, numbers of correct items and numbers of items, by part.
+    """
     rank, world_size = rank_of_world()
     unwrapped: Any = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(model.parameters()).device
@@ -248,7 +255,11 @@ class Totals:
     """Metrics of many steps, or of an evaluation: sums over all ranks, then means."""
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        """`weights`: weight of each part in `loss`; 1 if not listed."""
+        """Start with no metrics.
+
+        Args:
+            weights: weight of each part in `loss`; 1 for parts not listed.
+        """
         self._weights = weights or {}
         self._sums: dict[str, float] = {}
 
@@ -265,10 +276,10 @@ class Totals:
                 self.add(f"{name}/correct", step.correct[name])
 
     def means(self) -> dict[str, float]:
-        """Loss and accuracy of each part, sums of tokens and the like, and `loss`, the weighted sum
-        that is minimised.
+        """Return the loss and accuracy of each part, sums of tokens and the like, and `loss`, the
+        weighted sum that is minimised.
 
-        Collective: every rank calls it, with the same names added.
+        Collective: every rank calls it, having added the same names.
         """
         names = sorted(self._sums)
         values = [self._sums[name] for name in names]
@@ -288,7 +299,8 @@ class Totals:
 def evaluate(
     model: ObjectiveModel, batches: Iterable[list[Batch]], config: LoopConfig
 ) -> dict[str, float]:
-    """Loss and accuracy of each part over all ranks' batches, dropout off. Collective."""
+    """Return the loss and accuracy of each part over all ranks' batches, dropout off.
+    Collective."""
     device = next(model.parameters()).device
     totals = Totals(model.weights)
     for name, chooses in model.chooses.items():
@@ -317,8 +329,9 @@ def evaluation_scores(
     most_tokens: int,
     packed_from: float = 1.0,
 ) -> list[np.ndarray]:
-    """`scores.scores_of` of all windows, as `raybert evaluate` computes it: in fp32, whatever the
-    precision of the steps. Each window is computed by one rank, dropout off. Collective."""
+    """Return `scores.scores_of` of all windows, as `raybert evaluate` computes it: in fp32,
+    whatever the precision of the steps. Each window is computed by a single rank, dropout off.
+    Collective."""
     part = part_of_rank(len(windows), *rank_of_world())
     model.eval()
     with gathered(model):
@@ -334,7 +347,7 @@ def evaluation_scores(
 
 
 def autocast(device: torch.device, config: LoopConfig) -> AbstractContextManager:
-    """Autocast to bfloat16 if the config says so."""
+    """Return a context that autocasts to bfloat16 if the config says so."""
     return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
 
 

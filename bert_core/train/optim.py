@@ -23,8 +23,9 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 def parameter_groups(
     model: nn.Module, weight_decay: float, layer_decay: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Matrices and embeddings with weight decay, vectors (biases, LayerNorms) without; with
-    `layer_decay` below 1, two such groups per layer, whose `lr_scale` multiplies the learning rate.
+    """Return the parameter groups: matrices and embeddings with weight decay, vectors (biases,
+    LayerNorms) without. With `layer_decay` below 1, there are two such groups per layer, whose
+    `lr_scale` multiplies the learning rate.
 
     Source: google-research/bert, optimization.py, `exclude_from_weight_decay`.
     """
@@ -45,8 +46,8 @@ def parameter_groups(
 
 
 def _layers_below_head(name: str, layers: int) -> int:
-    """How many layers a parameter is below the heads and the pooler: 1 is the top layer, `layers` +
-    1 is below the first."""
+    """Return how many layers a parameter is below the heads and the pooler: 1 for the top layer,
+    `layers` + 1 for what is below the first."""
     if match := _LAYER.match(name):
         return layers - int(match[1])
     if name.startswith("encoder.convolution."):  # parallel to the first layer
@@ -57,12 +58,13 @@ def _layers_below_head(name: str, layers: int) -> int:
 def build_optimizer(
     model: nn.Module, config: OptimizerConfig, precision: Precision = "bf16"
 ) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) in torch's fused form, LAMB, or Muon.
+    """Return AdamW (Loshchilov and Hutter 2019) in torch's fused form, LAMB, or Muon.
 
     Args:
         precision: of Muon's matrix products; all else is fp32.
     Raises: ConfigError if the weights are sharded and the optimizer needs whole ones, or if only
-        the word embeddings that are read are trained (`train.words`) by another than AdamW.
+        the word embeddings that are read are trained (`train.words`) by an optimizer other than
+        AdamW.
     """
     config.check_sharding(any(map(is_part, model.parameters())))
     if config.name != "adamw" and any(map(table_of, model.parameters())):
@@ -83,7 +85,8 @@ def build_optimizer(
 
 
 def _by_algorithm(groups: list[dict[str, Any]], model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Groups of matrices of layers, which are `orthogonalized`, and groups of all else."""
+    """Yield groups with the matrices of layers, which are `orthogonalized`, and groups with
+    everything else."""
     matrices = {
         weight
         for name, weight in model.named_parameters()
@@ -120,12 +123,13 @@ class AdamW(Eager, torch.optim.AdamW):
 class Muon(Eager):
     """Muon (Jordan et al. 2024) for matrices of layers, and torch's AdamW for all other weights.
 
-    A matrix moves by its momentum with all singular values made nearly equal. Ranks share this work
-    out and exchange the results. Steps have the size of AdamW's (Liu et al. 2025, Muon is scalable
-    for LLM training, section 2.2), so that both take the same learning rate and decay.
+    A matrix moves by its momentum with all singular values made nearly equal. Ranks divide this
+    work among themselves and exchange the results. Steps have the size of AdamW's (Liu et al. 2025,
+    Muon is scalable for LLM training, section 2.2), so that both take the same learning rate and
+    decay.
 
-    torch's own Muon computes in bfloat16 on every processor. On one that lacks it, that takes 20
-    times as long as fp32 for the matrices of BERT-tiny.
+    torch's own Muon computes in bfloat16 on every processor. On a processor that lacks it, that
+    takes 20 times as long as fp32 for the matrices of BERT-tiny.
     """
 
     def __init__(
@@ -166,7 +170,8 @@ class Muon(Eager):
             weight.add_(direction, alpha=-size)
 
     def _momentum(self, weight: Tensor, slope: Tensor) -> Tensor:
-        """Nesterov's: the mean of gradients so far, with the present one counted again."""
+        """Return Nesterov's momentum: the mean of gradients so far, with the current one counted
+        again."""
         state = self.state[weight]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(weight)
@@ -175,7 +180,7 @@ class Muon(Eager):
 
 
 def orthogonalized(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """A matrix with the same singular vectors and singular values near 1.
+    """Return a matrix with the same singular vectors and singular values near 1.
 
     Source: Jordan et al. 2024, five Newton-Schulz iterations with their coefficients.
     Args:
@@ -183,7 +188,7 @@ def orthogonalized(matrix: Tensor, dtype: torch.dtype) -> Tensor:
         dtype: to compute in.
     """
     upright = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.T if upright else matrix).to(dtype)  # fewer rows than columns: cheaper products
+    x = (matrix.T if upright else matrix).to(dtype)  # fewer rows than columns make products cheaper
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(5):
         products = x @ x.T
@@ -220,7 +225,7 @@ class Lamb(Eager):
                 self._move(weights, slopes, group)
 
     def _move(self, weights: list[Tensor], slopes: list[Tensor], group: dict[str, Any]) -> None:
-        """Update weights; for sharded weights, this rank's part."""
+        """Update weights in place; for sharded weights, this rank's part."""
         states = [self._state_of(weight) for weight in weights]
         sharded = is_part(weights[0])
         first = [own_part(state["exp_avg"]) for state in states]

@@ -1,4 +1,5 @@
-"""A model on many ranks: a copy on each (DistributedDataParallel), or a shard on each (FSDP2)."""
+"""Runs a model on many ranks: a copy on each (DistributedDataParallel), or a shard on each
+(FSDP2)."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,23 +15,25 @@ from bert_core.objectives.base import ObjectiveModel
 
 
 def rank_of_world() -> tuple[int, int]:
-    """This process's rank and the number of ranks; (0, 1) without torch.distributed."""
+    """Return this process's rank and the number of ranks; (0, 1) without torch.distributed."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether `shard` has sharded it."""
+    """Whether `shard` has sharded the module."""
     return isinstance(module, _if_imported("torch.distributed.fsdp", "FSDPModule"))
 
 
 def is_part(tensor: Tensor) -> bool:
-    """Whether a tensor is one rank's part of a sharded one."""
+    """Whether a tensor is a single rank's part of a sharded tensor."""
     return isinstance(tensor, _if_imported("torch.distributed.tensor", "DTensor"))
 
 
 def _if_imported(module: str, name: str) -> Any:
-    """A class of torch's, or no class: importing its module takes most of a second, and without it
-    nothing is sharded."""
+    """Return a class of torch's if its module was imported, else an empty tuple, for `isinstance`.
+
+    Importing the module takes most of a second, and if it was not imported, nothing is sharded.
+    """
     return getattr(sys.modules.get(module), name, ())
 
 
@@ -51,7 +54,8 @@ def shard(model: ObjectiveModel) -> None:
 
 
 def replicated(model: ObjectiveModel) -> nn.Module:
-    """The module that trains `model` on all ranks: `model` itself on one rank or if sharded."""
+    """Return the module that trains `model` on all ranks: `model` itself on a single rank or if
+    sharded."""
     if rank_of_world()[1] == 1 or is_sharded(model):
         return model
     return DistributedDataParallel(model, gradient_as_bucket_view=True)  # views, not copies
@@ -59,7 +63,8 @@ def replicated(model: ObjectiveModel) -> nn.Module:
 
 @contextmanager
 def sum_gradients(model: Any, now: bool) -> Iterator[None]:
-    """Sum gradients over ranks in the backward pass inside if `now`, else in a later one."""
+    """Sum gradients over ranks in the backward pass inside if `now`, else leave it to a later
+    one."""
     if is_sharded(model):
         model.set_requires_gradient_sync(now)
         model.set_reshard_after_backward(now)
@@ -85,12 +90,13 @@ def gathered(model: nn.Module) -> Iterator[None]:
 
 
 def own_part(tensor: Any) -> Tensor:
-    """This rank's rows of a tensor that may be sharded; shards are always along rows."""
+    """Return this rank's rows of a tensor that may be sharded; shards are always along rows."""
     return tensor.to_local() if is_part(tensor) else tensor
 
 
 def like_part(whole: Tensor, part: Any) -> Tensor:
-    """`whole` sharded like `part`, which has the same global shape; every rank passes the whole."""
+    """Return `whole`, sharded like `part`, which has the same global shape; every rank passes the
+    whole."""
     if not is_part(part):
         return whole
     from torch.distributed.tensor import distribute_tensor
@@ -101,8 +107,8 @@ def like_part(whole: Tensor, part: Any) -> Tensor:
 
 
 def norms(tensors: Sequence[Tensor], sharded: bool) -> list[Tensor]:
-    """L2 norm of each tensor. If `sharded`, they are this rank's parts of whole tensors; collective
-    then."""
+    """Return the L2 norm of each tensor. If `sharded`, the tensors are this rank's parts of whole
+    tensors, and the call is collective."""
     local = list(torch._foreach_norm(list(tensors)))
     if not sharded:
         return local
@@ -114,7 +120,7 @@ def norms(tensors: Sequence[Tensor], sharded: bool) -> list[Tensor]:
 def each_on_one_rank(
     work: Callable[[Tensor], Tensor], matrices: Sequence[Tensor], dtype: torch.dtype
 ) -> list[Tensor]:
-    """`work` of every matrix, done by one rank and sent to the others. Collective.
+    """Return `work` of every matrix, each done by a single rank and sent to the others. Collective.
 
     Every rank passes matrices of the same shapes; a result has its matrix's shape, and `dtype`.
     """
@@ -141,7 +147,8 @@ def each_on_one_rank(
 
 
 def _shares(costs: Sequence[int], world_size: int) -> list[list[int]]:
-    """The places that each rank works on: the dearest first, each to the rank with least to do."""
+    """Return the indices that each rank works on: the most expensive are assigned first, each to
+    the rank with the least to do."""
     shares: list[list[int]] = [[] for _ in range(world_size)]
     loads = [0] * world_size
     for place in sorted(range(len(costs)), key=lambda place: -costs[place]):
@@ -152,7 +159,8 @@ def _shares(costs: Sequence[int], world_size: int) -> list[list[int]]:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """The sum of all ranks' `values`, on every rank; `values` itself for one rank. Collective."""
+    """Return the sum of all ranks' `values`, on every rank; `values` itself for a single rank.
+    Collective."""
     if rank_of_world()[1] == 1:
         return values
     summed = values.cuda() if dist.get_backend() == "nccl" else values.clone()
@@ -161,7 +169,7 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def joined_over_ranks(values: list[Any]) -> list[Any]:
-    """The lists of all ranks, concatenated, on every rank. Collective."""
+    """Return the lists of all ranks, concatenated, on every rank. Collective."""
     _, world_size = rank_of_world()
     if world_size == 1:
         return values
@@ -171,6 +179,6 @@ def joined_over_ranks(values: list[Any]) -> list[Any]:
 
 
 def from_rank_0(value: float) -> float:
-    """Rank 0's value, on every rank. Collective."""
+    """Return rank 0's value, on every rank. Collective."""
     term = 0.0 if rank_of_world()[0] else value
     return float(sum_over_ranks(torch.tensor([term], dtype=torch.float64)))

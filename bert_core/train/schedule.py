@@ -8,17 +8,22 @@ Decay = Literal["linear", "cosine", "constant"]
 
 
 def linear(left: float) -> float:
-    """Falls at one pace to 0 (Devlin et al. 2019, appendix A.2)."""
+    """Return the share of the peak of a linear fall to 0 (Devlin et al. 2019, appendix A.2).
+
+    Args:
+        left: share of the fall that is left, from 1 to 0.
+    """
     return left
 
 
 def cosine(left: float) -> float:
-    """Falls along a half cosine to 0 (Loshchilov and Hutter 2017)."""
+    """Return the share of the peak of a fall along a half cosine to 0 (Loshchilov and Hutter
+    2017)."""
     return 0.5 - 0.5 * math.cos(math.pi * left)
 
 
 def constant(left: float) -> float:
-    """Stays at the peak."""
+    """Return 1: the learning rate stays at its peak."""
     return 1.0
 
 
@@ -34,10 +39,10 @@ its start, 0 after the last step."""
 def share_of_peak(
     step: float, max_steps: int, *, warmup: int, decay: Decay, decay_share: float
 ) -> float:
-    """The share of the peak learning rate at `step`, counted from 0.
+    """Return the share of the peak learning rate at `step`, counted from 0.
 
     Args:
-        warmup: steps in which it rises linearly; the first has a rate above 0.
+        warmup: number of steps in which it rises linearly; the first has a rate above 0.
         decay_share: share of the steps after the warmup in which it falls, the last ones; before
             them it stays at the peak.
     """

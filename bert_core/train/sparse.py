@@ -1,4 +1,4 @@
-"""Sparse gradients of embedding tables from which a step reads few rows."""
+"""Sparse gradients of embedding tables, for steps that read few of their rows."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from bert_core.train.parallel import rank_of_world
 
 
 class SparseGradients:
-    """Gradients of tables by the rows that were read, in reused memory.
+    """Gradients of tables, stored only for the rows that were read, in reused memory.
 
     Otherwise every step allocates a table of zeros, which the system may map and clear page by
     page: 22 of 147 ms of a step of MiniLM on 32 sentences of 12 tokens.
@@ -23,7 +23,7 @@ class SparseGradients:
         self._spread: dict[nn.Embedding, tuple[Tensor, Tensor]] = {}
 
     def gather(self) -> None:
-        """Sum each row's gradients over all places where it was read."""
+        """Sum each row's gradients over all places where it was read, in place."""
         for table, gradient in self._sparse():
             table.weight.grad = gradient.coalesce()
 
@@ -41,8 +41,8 @@ class SparseGradients:
             self._spread[table] = dense, rows
 
     def _sparse(self) -> Iterator[tuple[nn.Embedding, Tensor]]:
-        """Tables with a sparse gradient; it is dense if the whole table is read too, as by
-        vocabulary scores."""
+        """Yield the tables with a sparse gradient; a gradient is dense if the whole table is read
+        too, as by vocabulary scores."""
         for table in self._tables:
             gradient = table.weight.grad
             if gradient is not None and gradient.is_sparse:
@@ -54,7 +54,8 @@ def sparse_gradients(model: ObjectiveModel, *, on: bool) -> Iterator[SparseGradi
     """Make gradients of word embeddings sparse inside the context; does nothing if `on` is False.
 
     If an objective reads all words too, the rows are added to its gradient, which stays dense.
-    Ranks sum dense gradients only, so with several ranks just this table is included.
+    Ranks can sum only dense gradients, so with several ranks only the table of such an objective is
+    included.
     """
     several = rank_of_world()[1] > 1
     tables = [

@@ -20,10 +20,10 @@ from bert_core.objectives.base import ObjectiveModel
 
 def train_read_words(model: ObjectiveModel, windows: Iterable[Window], pad_id: int) -> None:
     """Train only the word embeddings that `windows` read; call this before creating the optimizer,
-    which must be AdamW (`build_optimizer` checks it). The model can then read no other words, but
-    its state dict has all of them, as if all had been trained.
+    which must be AdamW (`build_optimizer` checks it).
 
-    Does nothing if the encoder is frozen, or if an objective scores all words.
+    The model can then read no other words, but its state dict has all of them, as if all had been
+    trained. Does nothing if the encoder is frozen, or if an objective scores all words.
 
     Args:
         windows: all windows that the model will read.
@@ -44,12 +44,15 @@ def train_read_words(model: ObjectiveModel, windows: Iterable[Window], pad_id: i
 
 
 class ReadWords(nn.Embedding):
-    """The embeddings that are read, plus one of the others, the witness: AdamW changes unread rows
-    by weight decay only, by the same factor as the witness. State dicts have all rows.
-    """
+    """The embeddings that are read, plus that of one unread word, the witness: AdamW changes unread
+    rows by weight decay only, by the same factor as the witness. State dicts have all rows."""
 
     def __init__(self, table: nn.Embedding, read: Bool[Tensor, "vocab"]) -> None:
-        """`read` must not be True for all words."""
+        """Keep the rows of `table` that are read.
+
+        Args:
+            read: which words are read; must not be True for all.
+        """
         whole = table.weight.detach().cpu().clone()
         # The longest unread vector measures the decay most precisely.
         lengths = whole.norm(dim=1)
@@ -68,7 +71,8 @@ class ReadWords(nn.Embedding):
         self.weight.table = self  # type: ignore[attr-defined]  # for its moments
 
     def forward(self, input_ids: Int[Tensor, "*tokens"]) -> Float[Tensor, "*tokens embedding"]:
-        """Raises: IndexError, on a CPU, for a word that is not among the read ones."""
+        """Return the words' embeddings. Raises: IndexError, on a CPU, for a word that is not among
+        the read ones."""
         if self._places.device != input_ids.device:
             self._places = self._places.to(input_ids.device)
         places = self._places[input_ids]
@@ -84,21 +88,21 @@ class ReadWords(nn.Embedding):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         key = f"{prefix}weight"
-        weight = state_dict.get(key)  # of another shape, torch refuses it
+        weight = state_dict.get(key)  # torch rejects it if its shape differs
         whole = weight is not None and weight.shape == self._whole.shape
         rows = {} if weight is None else {key: weight[self._words] if whole else weight}
         super()._load_from_state_dict(rows, prefix, *args)
 
     def moments_of_all(self, moments: Float[Tensor, "read embedding"]) -> Tensor:
-        """Moments of all words, on the CPU; zero for unread words."""
+        """Return the moments of all words, on the CPU; zero for unread words."""
         whole = torch.zeros(self._whole.shape, dtype=moments.dtype)
         return whole.index_copy_(0, self._words[:-1], moments[:-1].cpu())
 
     def moments_of_read(self, moments: Float[Tensor, "vocab embedding"]) -> Tensor:
-        """The reverse of `moments_of_all`."""
+        """Do the reverse of `moments_of_all`."""
         return moments[self._words]
 
 
 def table_of(weight: Tensor) -> ReadWords | None:
-    """The `ReadWords` table that owns this weight; None if none does."""
+    """Return the `ReadWords` table that owns this weight; None if none does."""
     return getattr(weight, "table", None)
