@@ -103,7 +103,7 @@ class Classification(Objective):
         losses = functional.binary_cross_entropy_with_logits(
             wide, labels.to(wide.dtype), reduction="none"
         )
-        right = ((wide > 0) == (labels > 0.5)).all(1)  # a label may be a probability
+        right = ((wide > 0) == (labels > 0.5)).all(1)  # a label may be a fraction
         return LossPart(losses.mean(1).sum(), len(labels), right.sum())
 
     def soft_part(

@@ -180,7 +180,7 @@ class Bucket:
         objects: list[Any] = []
 
         def request() -> None:
-            last = objects[-1]["path"] if objects else None  # resume where the last answer broke off
+            last = objects[-1]["path"] if objects else None  # resume where the answer broke off
             for page in self._store.list(folder or None, offset=last, chunk_size=1000):
                 objects.extend(page)
 
