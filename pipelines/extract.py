@@ -118,7 +118,7 @@ class ExtractConfig(RowsConfig):
 
     @property
     def models(self) -> dict[str, TaggerConfig | ReaderConfig]:
-        """The configured models, by name."""
+        """Return the configured models, by name."""
         both = {TAGGER: self.tagger, READER: self.reader}
         return {name: model for name, model in both.items() if model is not None}
 

@@ -373,7 +373,8 @@ def learnt_little(config: PretrainConfig, before: float, after: float, unigram: 
     """Describe the signs that little was learnt, and what to try; empty if there are none.
 
     Args:
-        before: loss of masked words on held-out rows, as `after` and `unigram`, the baseline.
+        before, after: loss of masked words on held-out rows, before and after the run.
+        unigram: the same loss of the unigram baseline.
     """
     if after >= unigram:
         why = f"word frequencies alone have a loss of {unigram:.3f}"

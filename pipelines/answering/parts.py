@@ -1,7 +1,7 @@
 """Runs any number of rows through models, in parts: shared by `predict` and `extract`.
 
-A part is a piece of the input and becomes one file. Parts that a killed run finished are kept; a
-row that cannot be answered is put aside with the reason.
+A part is a piece of the input and becomes one file. Parts that a killed run finished are kept. A
+row that cannot be answered is put aside together with the reason.
 """
 
 import json
@@ -70,7 +70,7 @@ class RowsConfig(StageConfig):
 
     @property
     def corpus(self) -> CorpusConfig:
-        """The source as a corpus to cut into blocks, one row per line."""
+        """Return the source as a corpus to cut into blocks, one row per line."""
         return CorpusConfig(source=self.source, document_boundary="line")
 
 
@@ -397,7 +397,7 @@ def _pieces(extent: Extent, block: Block, part: OutputPart) -> Iterator[Read]:
                 columns = record
                 if _MAYBE_NOT_FINITE.search(piece):  # no answer could be written as JSON
                     check_finite(columns, where)
-                if rb"\ud" in piece.lower():  # maybe a lone surrogate, which no file can hold
+                if rb"\ud" in piece.lower():  # perhaps a lone surrogate, which no file can hold
                     check_unicode(columns, where)
         except (CorpusError, InputError) as error:
             part.reject(where, piece.decode(errors="replace"), "unreadable", str(error))

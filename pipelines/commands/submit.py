@@ -54,7 +54,7 @@ class SubmitConfig(JobServerConfig):
 
     @property
     def reasons(self) -> list[str]:
-        """The endings after which the job is started again."""
+        """Return the endings after which the job is started again."""
         return self.retry_on.split(",") if self.retry_on else []
 
 

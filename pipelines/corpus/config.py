@@ -55,5 +55,5 @@ class CorpusConfig:
         return (self.source,) if isinstance(self.source, str) else self.source
 
     def weight(self, source: int) -> float:
-        """How often the documents of a source are used."""
+        """Return how often the documents of a source are used."""
         return self.weights[source] if self.weights else 1.0

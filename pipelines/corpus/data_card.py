@@ -1,6 +1,6 @@
-"""The data card of a preparation: what went in, what was left out and why, what came out.
+"""Writes the data card of a preparation: what went in, what was left out and why, what came out.
 
-Markdown and plots for a person, in the run's folder and in MLflow; everything in it is also in the
+The card is Markdown with plots, in the run's folder and in MLflow; everything in it is also in the
 manifest's counts.
 """
 

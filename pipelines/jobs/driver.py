@@ -1,7 +1,7 @@
 """Runs a stage as a Ray job, however the job was submitted.
 
 The stage's log is copied to the output, since a cluster's own logs are lost with it. When the job
-is stopped, the stage ends in good order. It reports versions that differ from the submitter's.
+is stopped, the stage ends cleanly. Versions that differ from the submitter's are reported.
 """
 
 import os

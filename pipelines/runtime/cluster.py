@@ -72,19 +72,19 @@ def connect(
     allow_open_cluster: bool = False,
     in_own_session: bool = False,
 ) -> None:
-    """Connect this process to Ray; does nothing if it already is connected.
+    """Connect this process to Ray; does nothing if it is already connected.
 
     A cluster started here is stopped by `disconnect`, when the process exits, and on SIGTERM.
 
     Args:
         address: the cluster to join (`host:6379`, `ray://host:10001`, `auto`), or `local` to start
-            one whatever else is running. None joins the one in RAY_ADDRESS, as inside a Ray job,
-            and starts one if that is unset.
+            one even if another is running. None joins the cluster in RAY_ADDRESS, as inside a Ray
+            job, and starts one if that is unset.
         num_cpus: CPUs of a cluster started here; None for as many as this machine has. More is
             allowed: to Ray this is only a number to schedule by.
         allow_open_cluster: join a cluster that requires no token, with a warning.
-        in_own_session: start a cluster out of reach of signals to the group of this process, which
-            would end it before this process is done with it.
+        in_own_session: start the cluster's processes in sessions of their own. Signals to this
+            process's group would otherwise end them before this process is done with them.
     Raises: ResourceError if no cluster answers at `address`, it refuses us, or it requires no
         token; ConfigError if `address` is not an address.
     """

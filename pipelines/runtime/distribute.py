@@ -37,10 +37,10 @@ def run_tasks(
 
     Items are handed to workers in order, so one may wait for the result of an earlier one.
 
-    Ray Data hands the items to `config.num_workers` actors; what is expensive to build is built
-    once per actor if `work` caches it. A lost actor is replaced and its items are done again: if
-    its host is gone and no other has room, by the actors that there is room for. With `num_workers`
-    0 items are done in this process, one after the other.
+    Ray Data hands the items to `config.num_workers` actors. Anything expensive is built once per
+    actor if `work` caches it. A lost actor is replaced and its items are done again; if its host is
+    gone and no other has room, they go to as many actors as there is room for. With `num_workers`
+    0, items are done in this process, one after another.
 
     Args:
         work: returns something JSON can hold; writes only to storage that all workers see.
@@ -187,10 +187,10 @@ class _Watch(threading.Thread):
 
 @cache
 def _silence_pool_warning() -> None:
-    """Have Ray's core print its warning about pools like Ray Data's now, while stderr is discarded.
+    """Make Ray's core print its warning about pools like Ray Data's now, while stderr is discarded.
 
-    It warns that the arguments of a restartable actor could be lost; those of Ray Data's pools are
-    kept while they run. It warns once per process.
+    The warning says that the arguments of a restartable actor could be lost, but those of Ray
+    Data's pools are kept while they run. Ray prints it only once per process.
     """
     import ray
 

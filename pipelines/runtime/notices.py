@@ -35,7 +35,7 @@ class Notice:
 
 
 def aws() -> Notice | None:
-    """A spot instance's notice, two minutes ahead.
+    """Return a spot instance's notice, two minutes ahead; None if there is none.
 
     Raises: OSError if the service does not answer.
     """
@@ -51,7 +51,8 @@ def aws() -> Notice | None:
 
 
 def gcp() -> Notice | None:
-    """A spot VM's notice, 30 s ahead. Raises: OSError if the service does not answer."""
+    """Return a spot VM's notice, 30 s ahead; None if there is none. Raises: OSError if the service
+    does not answer."""
     path = "/computeMetadata/v1/instance/preempted"
     if _ask(path, {"Metadata-Flavor": "Google"}).strip() != "TRUE":
         return None
@@ -59,7 +60,7 @@ def gcp() -> Notice | None:
 
 
 def azure() -> Notice | None:
-    """A spot or scale set VM's notice, 30 s or minutes ahead.
+    """Return a spot or scale set VM's notice, 30 s or minutes ahead; None if there is none.
 
     Raises: OSError if the service does not answer.
     """

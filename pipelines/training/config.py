@@ -84,7 +84,7 @@ class TrainingConfig(StageConfig):
 
     @property
     def prices_usd(self) -> dict[str, float]:
-        """USD per hour of what is paid for; empty without prices."""
+        """Return the prices in USD per hour, by name; empty without prices."""
         if self.usd_per_hour is None:
             return self.usd_per_node_hour
         return {CLUSTER: self.usd_per_hour}

@@ -214,7 +214,7 @@ class TrainingCounts(Counts):
 
     @property
     def steps_per_seed(self) -> int | None:
-        """None if the run has one seed."""
+        """Return the steps of each seed; None if the run has one seed."""
         return None
 
 

@@ -1,8 +1,8 @@
 """Sets gauges of a training run for Prometheus, in Ray Train's controller.
 
-The metrics agent of its node exports them as `ray_raybert_train_…`. It forgets gauges
-that are not set again for twice the interval of its exports (10 s), so a thread sets them again:
-a run that hangs, or seldom reports, shows what it reported last until its controller ends.
+The metrics agent of the controller's node exports them as `ray_raybert_train_…`. The agent forgets
+gauges that are not set again within twice its export interval (10 s), so a thread sets them again:
+a run that hangs, or seldom reports, shows its last report until its controller ends.
 """
 
 import threading

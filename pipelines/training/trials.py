@@ -1,8 +1,9 @@
 """Runs many fine-tunings on Ray Tune, as many at a time as there is room for, each only once.
 
-Each trial is a stage with its own output folder, which is all a killed sweep needs to resume: a
-folder with a manifest is finished, one with `stopped.json` is left alone, and in any other training
-resumes from the newest checkpoint. What Ray Tune writes for its own restarts is never read.
+Each trial is a stage with its own output folder, which is all that a killed sweep needs to resume:
+a folder with a manifest is finished, a folder with `stopped.json` is left as it is, and in any
+other folder training resumes from the newest checkpoint. What Ray Tune writes for its own restarts
+is never read.
 
 `run_trials`, the watcher and the scheduler run in the driver, `train_trial` in a trial's process.
 """

@@ -1,7 +1,6 @@
-"""The work of one training worker, on Ray Train or in this process.
+"""Does the work of one training worker, on Ray Train or in this process.
 
-It reads in the order of the flow: place, data, model, then steps with their reports and
-checkpoints.
+The file is ordered by the flow: place, data, model, then steps with their reports and checkpoints.
 """
 
 import json
