@@ -29,7 +29,7 @@ MEGABYTE = 1_000_000
 
 
 def corpus_input(corpus: Corpus, config: StageConfig) -> tuple[Corpus, DatasetInput]:
-    """Return the corpus with its files in an order that does not depend on paths, and its digest.
+    """Return the corpus with its files in an order independent of paths, and its `DatasetInput`.
 
     The digest covers the files in this order: their contents, their suffixes (which decide how they
     are read) and their weights. So it identifies whatever is made from the files in this order.

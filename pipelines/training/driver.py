@@ -184,9 +184,9 @@ def _fit_on_ray(
 
 
 def write_last_checkpoint(output: str) -> None:
-    """Have the workers write a checkpoint with their next report, or after one that they are
-    writing, and wait for it for a while; if none appears, say so. Never raises for errors of
-    storage."""
+    """Have the workers write a checkpoint with their next report, after any that they are already
+    writing. Wait for it for a while, and say so if it could not be written. Never raises for errors
+    of storage."""
     stopping = files.join(output, STOPPING_FILE)
     deadline_s = time.monotonic() + CHECKPOINT_TIMEOUT_S
     why = ""
