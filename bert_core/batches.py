@@ -227,7 +227,8 @@ class RankBatches:
             step += 1
 
     def once(self, most_rows: int | None = None) -> Iterator[list[Batch]]:
-        """Yield every row once, at most `most_rows`, in the order of epoch 0: for evaluation."""
+        """Yield the micro-batches of every row once, at most `most_rows` rows, in the order of
+        epoch 0: for evaluation."""
         rows = min(self.order.rows_per_epoch, most_rows or self.order.rows_per_epoch)
         for start in range(0, rows, self.global_batch_size):
             yield self._mine(start, min(self.global_batch_size, rows - start))
@@ -236,7 +237,7 @@ class RankBatches:
         size = self.group_rows
         samples = self.order.samples(start, count)
         lengths = self.source.lengths(samples)
-        firsts = np.arange(0, count, size)  # of each group
+        firsts = np.arange(0, count, size)  # index of each group's first row
         mine = balanced_part(np.add.reduceat(lengths, firsts), self.rank, self.world_size)
         padded = np.maximum.reduceat(lengths, firsts) * np.diff(firsts, append=count)
         micro_batches = []

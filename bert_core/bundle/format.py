@@ -77,7 +77,7 @@ __all__ = ["Bundle", "bundle_digest", "bundle_files", "load_bundle", "renew", "s
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """The facts about a model that a bundle holds beside what is needed to compute with it."""
+    """The facts about a model that a bundle holds besides what is needed to compute with it."""
 
     task: Task | None = None
     """None if the model was only pretrained, or its task is unknown here."""

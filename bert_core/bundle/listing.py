@@ -16,7 +16,7 @@ from bert_core.model.hf import encoder_config_from_huggingface
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "added_tokens.json")
 """The files that `Tokenizer.load` reads."""
-# Without a family a config counts as BERT's, as in the oldest checkpoints, if it has these.
+# A config without a family, as in the oldest checkpoints, counts as BERT's if it has these.
 _SIZES = {"hidden_size", "num_hidden_layers", "vocab_size"}
 # Models of other libraries, recognized by a file that only they have.
 _OTHERS = {

@@ -20,7 +20,7 @@ FLOATING = re.compile("B?F[0-9]")
 SINGLE_BYTES = 4
 """Size of a number in fp32, to which every floating-point weight is converted."""
 _LIMITED = {
-    # By version of control groups: limit, use, and the part of the use that the kernel can drop.
+    # Files by version of control groups: limit, use, and the part that the kernel can drop.
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }

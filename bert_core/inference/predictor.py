@@ -38,8 +38,8 @@ class Predictor:
     holds a graph.
 
     With torch in fp32 on a CPU, an answer is the same to the bit whatever else is in its batch
-    (`determinism` says on which CPUs); so it is with a graph, unless `Bundle.ranges_of_batch`. Safe
-    to call from several threads at once.
+    (`determinism` says on which CPUs). So it is with a graph, unless `Bundle.ranges_of_batch` is
+    set. Safe to call from several threads at once.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ def _unable(bundle: Bundle, name: str | None, able: Collection[str], folder: str
         ways = [f"give a model for {', '.join(kind.shares_head_with)} that can do it"]
     usual = None if bundle.task is None else bundle.task.name
     ways += [f"ask for {task}" for task in able if task != usual]
-    if kind is FillMask:  # which the submodel was trained for
+    if kind is FillMask:  # the task that submodels were trained for
         ways += [f"give {path}" for path in bundle.submodels.values()]
     wanted = name or "a task"
     return f"{folder}: wanted a bundle for {wanted}, this one is {state}: {', or '.join(ways)}"

@@ -168,7 +168,7 @@ class RelativeBias(nn.Module):
     def forward(self, rows: RowLayout) -> Float[Tensor, "heads width width"]:
         """Return the bias for each query (first) and key, as wide as the widest block of rows."""
         width = rows.bin_width if isinstance(rows, Packed) else rows.longest
-        # Places in a bin are farther apart than positions in a row only in different rows.
+        # Only tokens of different rows, which are masked, are farther apart than this in a bin.
         farthest = len(self._buckets) // 2
         places = torch.arange(width)
         distances = (places - places[:, None]).clamp_(-farthest, farthest)

@@ -80,7 +80,8 @@ class Layout:
 
 
 def _bert(title: str, prefix: str, heads: Mapping[str, Names], **more: Any) -> Layout:
-    """BERT's names; RoBERTa and ELECTRA share them all, MPNet and DeBERTa most of them."""
+    """Return a layout with BERT's names; RoBERTa and ELECTRA share them all, MPNet and DeBERTa most
+    of them."""
     layer = "encoder.layer.{n}."
     parts = {
         "embeddings.word_embeddings": "embeddings.word_embeddings",
@@ -396,7 +397,7 @@ LAYOUTS: dict[str, Layout] = {
         }
         | {"embeddings.position_offset": "_position_offset"},
         read=_mpnet_entries,
-        # Its class has the other sizes of its buckets fixed.
+        # Its class hard-codes the other sizes of its buckets.
         required={"relative_attention_num_buckets": 32},
         defaults=EncoderConfig(
             family="mpnet",

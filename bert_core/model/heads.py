@@ -75,7 +75,7 @@ class LinearHead(nn.Module):
     def __init__(
         self, config: EncoderConfig, num_labels: int, dropout: float | None = None
     ) -> None:
-        """`dropout` defaults to `EncoderConfig.classifier_dropout`."""
+        """Build the layer; `dropout` defaults to `EncoderConfig.classifier_dropout`."""
         super().__init__()
         self.dropout = Dropout(config.classifier_dropout if dropout is None else dropout)
         self.linear = nn.Linear(config.hidden_size, num_labels)
@@ -106,7 +106,7 @@ class RecurrentHead(nn.Module):
     together, then a linear layer (Devlin et al. 2018, section 5.3)."""
 
     def __init__(self, config: EncoderConfig, size: int, num_labels: int) -> None:
-        """`size` is the width of the input vectors."""
+        """Build the layers; `size` is the width of the input vectors."""
         super().__init__()
         self.dropout = Dropout(config.classifier_dropout)
         self.lstm = nn.LSTM(

@@ -264,7 +264,7 @@ class Transform(nn.Module):
     """A linear layer to `size`, an activation and a LayerNorm, as used before vocabulary scores."""
 
     def __init__(self, config: EncoderConfig, size: int, inputs: int | None = None) -> None:
-        """`inputs` is the width of the input, by default the encoder's."""
+        """Build the layers; `inputs` is the width of the input, by default the encoder's."""
         super().__init__()
         self.dense = nn.Linear(inputs or config.hidden_size, size, bias=config.biases)
         activation = config.head.transform_activation or config.feed_forward.activation

@@ -202,7 +202,7 @@ class Bins:
     def __init__(self, rows: Packed, width: int) -> None:
         starts, used = [], 0
         for length in rows.lengths:
-            if -used % width < length:  # the rest of the bin
+            if -used % width < length:  # the row does not fit into the rest of the bin
                 used = rounded_up(used, width)
             starts.append(used)
             used += length

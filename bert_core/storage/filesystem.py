@@ -150,7 +150,7 @@ class _Reader(io.RawIOBase):
         meta, self._buffer = bucket.read_first(key, FIRST_BYTES)
         self._bucket, self._key = bucket, key
         self._size, self._tag = int(meta["size"]), meta["e_tag"]
-        self._start = self._position = 0  # of the buffer, of the reader
+        self._start = self._position = 0  # positions of the buffer and of the reader
         self._piece_bytes = FIRST_BYTES
         self._lock = threading.RLock()
 

@@ -166,7 +166,7 @@ def _write(
         # Another rank may have started writing a newer one.
         newer = group is not None and checkpoint.step > about["step"]
         if checkpoint not in to_keep and not newer:
-            # First, so that a partial removal does not look complete.
+            # Removed first, so that a partly removed checkpoint does not look complete.
             files.remove(files.join(checkpoint.folder, LAST_FILE))
             files.remove(checkpoint.folder)
 

@@ -92,6 +92,6 @@ def peak_memory_bytes(device: "torch.device | None" = None) -> int:
         for line in lines:
             if line.startswith("VmHWM"):
                 return int(line.split()[1]) << 10
-    # On other systems; includes what a parent held before it started this process.
+    # On other systems; includes what the parent process held when it started this one.
     unit = 1 if sys.platform == "darwin" else 1 << 10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -143,7 +143,7 @@ class Muon(Eager):
     ) -> None:
         super().__init__(groups, {"lr": lr})
         self.dtype = dtype
-        # It sets its own defaults in the groups, which are this optimizer's.
+        # AdamW adds its defaults to the groups, which it shares with this optimizer.
         self._adamw = AdamW(self._groups(False), betas=betas, eps=eps, fused=True)
 
     def _groups(self, orthogonalized: bool) -> list[dict[str, Any]]:
@@ -152,7 +152,7 @@ class Muon(Eager):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all weights that have a gradient."""
-        self._adamw.state = self.state  # which may have been loaded since
+        self._adamw.state = self.state  # the state may have been loaded since
         self._adamw.param_groups = self._groups(False)
         self._adamw.step()
         moved = [

@@ -30,7 +30,7 @@ def train_read_words(model: ObjectiveModel, windows: Iterable[Window], pad_id: i
         pad_id: the id that pads them.
     """
     parts = model.encoder.embeddings
-    # Even if an objective scores words in measurements only.
+    # This includes objectives that score all words only when they are measured.
     scored = any(objective.reads_words for objective in model.objectives.values())
     if scored or not parts.word_embeddings.weight.requires_grad:
         return
