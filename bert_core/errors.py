@@ -46,8 +46,11 @@ class TooLongError(InputError):
         return self.told("" if self.cut_by is None else f"set the parameter {self.cut_by}")
 
     def told(self, remedy: str) -> str:
-        """Return the message with `remedy`, the caller's way to have inputs truncated; empty if
-        there is none."""
+        """Return the message with the way out.
+
+        Args:
+            remedy: what the caller does to have inputs truncated; empty if that is not possible.
+        """
         got, _ = self.args
         way_out = f"{remedy} to have it cut, or split the text" if remedy else "split the text"
         return f"{got}: {way_out}"

@@ -143,8 +143,8 @@ def _traced(graph: Graph) -> "ModelProto":
 def _without_remarks(proto: "ModelProto") -> "ModelProto":
     """Return the graph without the metadata that the exporter adds to each node.
 
-    That is the Python lines that the node comes from, with their paths on this machine, so the
-    file's bytes would depend on where raybert is installed.
+    The metadata is the lines of Python that the node comes from, with their paths on this machine.
+    With it, the file's bytes would depend on where raybert is installed.
     """
     for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
         for node in nodes:

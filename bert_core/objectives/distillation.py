@@ -258,11 +258,12 @@ def fitting_map(layers: int, teachers: int, layer_map: tuple[int, ...] = ()) -> 
 def with_layers(
     config: EncoderConfig, state: Mapping[str, Tensor], layers: Sequence[int]
 ) -> tuple[EncoderConfig, dict[str, Tensor]]:
-    """Return an encoder with some of another's layers, in this order, and everything else of it
-    (DistilBERT, section 3).
+    """Return the config and weights of an encoder with some of another encoder's layers, in this
+    order; everything else is kept (DistilBERT, section 3).
 
     Args:
-        state: weights under our names; those of heads are kept.
+        config: of the other encoder.
+        state: its weights under our names; those of heads are kept.
         layers: indices of the layers to keep, from 0.
     Raises: ConfigError if a layer does not exist, or would be of another kind in its new place.
     """
