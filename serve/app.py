@@ -98,7 +98,7 @@ def run(config: ServeConfig) -> None:
 
 
 def check(config: ServeConfig) -> None:
-    """Check port, keys, certificate and resources before anything is started. Raises: see `run`."""
+    """Check port, keys, certificate and resources before anything starts. Raises: see `run`."""
     require_free(config.host, config.port)
     access(config.keys)
     certificate(config.tls_certificate)
@@ -133,17 +133,17 @@ def _announce(config: ServeConfig, models: Mapping[str, Deployable]) -> None:
 
 
 def _logs_folder() -> str:
-    """Folder of Ray Serve's logs on this machine."""
-    # NOTE: Ray has no public way to it; `session_latest` may be somebody else's session.
+    """Return the folder of Ray Serve's logs on this machine."""
+    # NOTE: Ray has no public API for it; `session_latest` may be somebody else's session.
     node = ray._private.worker._global_node
     return "logs/serve of the Ray session" if node is None else f"{node.get_logs_dir_path()}/serve"
 
 
 def curl(url: str, example: Any, *, has_keys: bool = False, cacert: str | None = None) -> str:
-    """The shell command that sends a model its example.
+    """Return the shell command that sends a model its example.
 
     Args:
-        has_keys: whether it needs an API key, which the shell then takes from KEY.
+        has_keys: whether the server needs an API key, which the shell then takes from KEY.
         cacert: file with the server's certificate, if it has one.
     """
     words = ["curl", url, "-H 'Content-Type: application/json'"]
@@ -155,9 +155,10 @@ def curl(url: str, example: Any, *, has_keys: bool = False, cacert: str | None =
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM and SIGINT raise KeyboardInterrupt, but once, so that shutdown can finish.
+    """Raise KeyboardInterrupt on SIGTERM or SIGINT inside this context, but only once, so that
+    shutdown can finish.
 
-    Inside another such context, a second one does so too.
+    Inside another such context, a second signal raises it too.
     """
 
     def interrupt(signum: int, frame: object) -> None:

@@ -1,4 +1,4 @@
-"""The Ray Serve applications of a config, and starting and stopping Ray Serve itself."""
+"""Makes the Ray Serve applications of a config, and starts and stops Ray Serve itself."""
 
 import io
 import time
@@ -51,7 +51,7 @@ class Deployed:
     """Options of the deployment, as in a Serve config file."""
 
     def target(self) -> ray_serve.RunTarget:
-        """The application for this process to run."""
+        """Return the application for this process to run."""
         options = dict(self.options)
         if "backpressure_config" in options:
             options["backpressure_config"] = BackpressureConfig(**options["backpressure_config"])
@@ -59,7 +59,7 @@ class Deployed:
         return ray_serve.RunTarget(kind.bind(), self.name, self.prefix)
 
     def entry(self) -> dict[str, Any]:
-        """The application's entry in a Serve config file."""
+        """Return the application's entry in a Serve config file."""
         return {
             "name": self.name,
             "route_prefix": self.prefix,
@@ -69,7 +69,8 @@ class Deployed:
 
 
 def applications(config: ServeConfig, models: Mapping[str, Deployable]) -> list[Deployed]:
-    """The applications to deploy for these models: theirs, the front and the comparisons."""
+    """Return the applications to deploy for these models: the models, the front and the
+    comparisons."""
     settings = config.served
     first = sorted(models, key=lambda name: name != config.default)
     at_front = {
@@ -97,14 +98,15 @@ def applications(config: ServeConfig, models: Mapping[str, Deployable]) -> list[
 
 
 def server_settings(config: ServeConfig) -> dict[str, Any]:
-    """The settings that change only when Ray Serve is started again."""
+    """Return the settings that only a new start of Ray Serve can change."""
     names = ("host", "port", "haproxy", "otlp_endpoint", "trace_share")
     settings = {name: getattr(config, name) for name in names}
     return {**settings, "tls_certificate": certificate(config.tls_certificate)}
 
 
 def _limits_of_front(common: Limits, models: Iterable[ModelConfig]) -> Limits:
-    """The front reads what any of the models may read; each judges for itself."""
+    """Return the front's limits: it reads whatever any of the models may read, and each model
+    checks its own limits."""
     limits = [common, *(model.limits for model in models)]
     return replace(
         common,
@@ -114,7 +116,7 @@ def _limits_of_front(common: Limits, models: Iterable[ModelConfig]) -> Limits:
 
 
 def _together(models: Sequence[ModelConfig]) -> ModelSettings:
-    """The settings of a process that has all of the models."""
+    """Return the settings of a process that holds all of the models."""
     return replace(
         models[0],
         num_cpus=max(model.reserved_cpus for model in models),
@@ -128,12 +130,12 @@ def _together(models: Sequence[ModelConfig]) -> ModelSettings:
 def model_application(
     config: ServeConfig, name: str, model: Deployable, *, alone: bool
 ) -> Deployed:
-    """The application of one model; `alone` without a front."""
+    """Return the application of one model; `alone` if there is no front."""
     content = {
         "plan": _as_json(model.plan),
         "access": _access(config.keys),
         "alone": alone,
-        # Alone, Serve's own config says where it listens.
+        # Without a front, Serve's own config says where the model listens.
         "local_only": not alone and is_loopback(config.host),
     }
     options = _options(config, config.served[name], content)
@@ -147,12 +149,13 @@ def _options(
     content: Mapping[str, Any],
     num_cpus: float | None = None,
 ) -> dict[str, Any]:
-    """Options of a deployment; one that reserves no CPU computes nothing, and is not scaled."""
+    """Return options of a deployment; a deployment that reserves no CPU computes nothing, and is
+    not scaled."""
     options: dict[str, Any] = {
         "user_config": content,
         "logging_config": log_settings(config.log_format),
         "max_ongoing_requests": model.max_ongoing_requests,
-        # What stands behind our own limits: these requests have not been read yet.
+        # A second line behind our own limits: these requests have not been read yet.
         "max_queued_requests": model.max_ongoing_requests,
         "backpressure_config": {"status_code": 429, "retry_after_s": 1},
         "graceful_shutdown_timeout_s": config.drain_s,
@@ -195,12 +198,14 @@ def is_ours(application: str) -> bool:
 
 
 def log_settings(log_format: str) -> dict[str, Any]:
-    """Serve's log, without its lines per request: ours say more, and no path."""
+    """Return the settings of Serve's log, without its lines per request: ours have more details,
+    and no path."""
     return {"encoding": log_format.upper(), "enable_access_log": False}
 
 
 def access(path: str | None) -> Access | None:
-    """Where the keys are, after reading them once; None without. Raises: see `auth.read_keys`."""
+    """Return where the keys are, after reading them once; None without keys. Raises: see
+    `auth.read_keys`."""
     if path is None:
         return None
     auth.read_keys(path)
@@ -209,7 +214,8 @@ def access(path: str | None) -> Access | None:
 
 
 def certificate(path: str | None) -> str | None:
-    """The absolute path of a TLS certificate. Raises: ConfigError if there is no such file."""
+    """Return the absolute path of a TLS certificate. Raises: ConfigError if there is no such
+    file."""
     if path is None:
         return None
     if not Path(path).is_file():
@@ -221,12 +227,12 @@ def certificate(path: str | None) -> str | None:
 
 
 def stands_apart(config: ServeConfig) -> bool:
-    """Whether HAProxy alone is to be reached from other machines.
+    """Whether only HAProxy is to be reached from other machines.
 
-    That is so on a cluster that this process has started, which stays on this machine. The nodes of
-    another cluster reach each other's replicas.
+    That is so on a cluster that this process has started, which stays on this machine. On any other
+    cluster, the nodes reach each other's replicas.
     """
-    # NOTE: Ray has no public way to it.
+    # NOTE: Ray has no public API for it.
     node = ray._private.worker._global_node
     return config.haproxy and node is not None and node.is_head()
 
@@ -246,8 +252,8 @@ def start(config: ServeConfig) -> None:
     )
     haproxy.remove_files(ray.get_runtime_context().get_node_id())
     environment |= tracing.environment(config.otlp_endpoint)
-    # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
-    # and are waited for later. So is one that Serve replaces meanwhile, since it did not answer.
+    # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed. They continue to start,
+    # and later code waits for them, also for a proxy that Serve replaced since it did not answer.
     with suppress(TimeoutError, ActorDiedError):
         ray_serve.start(
             http_options={"host": LOOPBACK[0] if apart else config.host, "port": config.port},
@@ -263,20 +269,20 @@ def stop_taking() -> None:
 
 
 def drain(limit_s: float) -> None:
-    """Delete our applications, which ends each replica when it has answered what it was asked.
+    """Delete our applications; each replica ends once it has answered its requests.
 
-    New requests to an application that has gone get 503. Serve's own shutdown would end HAProxy
-    first, and with it every request in progress. The front goes before the models, since it asks
+    New requests to a deleted application get 503. Serve's own shutdown would end HAProxy first, and
+    with it every request in progress. The front goes before the models, since it sends requests to
     them.
 
     Args:
-        limit_s: how long to wait for all of them.
+        limit_s: how long to wait for all applications together.
     """
     deadline_s = time.monotonic() + limit_s
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
         return
-    with suppress(RayError):  # Ray itself ends, as where every process is sent a signal
+    with suppress(RayError):  # Ray itself may end, if every process got the signal
         ours = {name for name in _running(client) if is_ours(name)}
         for names in ({FRONT} & ours, ours - {FRONT}):
             client.delete_apps(list(names), blocking=False)
@@ -285,7 +291,7 @@ def drain(limit_s: float) -> None:
 
 
 def _running(client: ServeControllerClient) -> Sequence[str]:
-    """The applications of Serve. Raises: RayError if its controller does not answer."""
+    """Return Serve's applications. Raises: RayError if its controller does not answer."""
     ray.get(client._controller.check_alive.remote(), timeout=CONTROLLER_TIMEOUT_S)
     return tuple(ray_serve.status().applications)
 

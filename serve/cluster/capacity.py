@@ -16,11 +16,11 @@ Kind = Literal["CPU", "GPU"]
 
 
 def check_room(models: Mapping[str, ModelConfig], *, together: bool) -> None:
-    """Check that all replicas find their CPUs and GPUs.
+    """Check that the cluster has the CPUs and GPUs for all replicas.
 
     Args:
-        together: whether they are one process.
-    Raises: ResourceError, with what would help.
+        together: whether all models run in a single process.
+    Raises: ResourceError, with advice.
     """
     resources = ray.cluster_resources()
     kinds: tuple[Kind, ...] = ("CPU", "GPU")
@@ -39,14 +39,15 @@ def check_memory(
     *,
     available: int | None = None,
 ) -> None:
-    """Check that the weights of all replicas fit into this machine's memory, if it is the cluster's
-    only one. Each replica checks its own again, wherever it starts.
+    """Check that the weights of all replicas fit into this machine's memory, if the cluster has
+    only this machine.
 
-    Models in one process share what they have in common, and are left to that.
+    Each replica checks its own memory again, wherever it starts. Models in one process share equal
+    parts, which this check does not know of: do not call it for them.
 
     Args:
-        available: bytes that there are; None looks.
-    Raises: ResourceError, with what would help.
+        available: available bytes; None measures them.
+    Raises: ResourceError, with advice.
     """
     if sum(node["Alive"] for node in ray.nodes()) != 1:
         return
@@ -81,7 +82,7 @@ def _wanted(kind: Kind, models: Mapping[str, ModelConfig], *, together: bool) ->
         replicas[_per_replica(kind, model)] += model.num_replicas
     if kind == "CPU":
         return math.ceil(sum(share * count for share, count in replicas.items()))
-    # A replica's fraction must be on a single GPU.
+    # A replica's fraction of a GPU must be on a single GPU.
     return sum(
         math.ceil(count / math.floor(1 / share + 1e-9)) if share < 1 else math.ceil(count * share)
         for share, count in replicas.items()
@@ -90,7 +91,7 @@ def _wanted(kind: Kind, models: Mapping[str, ModelConfig], *, together: bool) ->
 
 
 def _breakdown(kind: Kind, models: Mapping[str, ModelConfig], *, together: bool) -> str:
-    """How the number is made up."""
+    """Return how the total is made up, in words."""
     parts = {
         name: f"num_replicas {model.num_replicas} × {_field(kind, model)} "
         f"{_per_replica(kind, model):g}"

@@ -1,4 +1,4 @@
-"""`--apply`, `--status` and `--stop`, for a cluster that serves on its own."""
+"""Implements `--apply`, `--status` and `--stop`, for a cluster that serves on its own."""
 
 import logging
 import time
@@ -136,13 +136,15 @@ def _described(entry: ModelEntry) -> str:
 
 
 def _foreign() -> list[str]:
-    """Applications that are not ours."""
+    """Return the applications that are not ours."""
     return sorted(name for name in ray_serve.status().applications if not is_ours(name))
 
 
 def _check_server(config: ServeConfig) -> None:
-    """Raises: ResourceError if Serve runs otherwise than the config says, which only a new start
-    can change."""
+    """Check that Serve runs as the config says, as far as only a new start can change it.
+
+    Raises: ResourceError.
+    """
     client = _get_global_client()
     assert client is not None
     details = client.get_serve_details()
@@ -159,13 +161,13 @@ def _check_server(config: ServeConfig) -> None:
 
 
 def _listing() -> Sequence[ModelEntry] | None:
-    """All models, as the front sees them; None if it does not answer."""
+    """Return all models, as the front sees them; None if it does not answer."""
     try:
         handle = ray_serve.get_deployment_handle(FRONT, app_name=FRONT)
         entries: Sequence[ModelEntry] = (
             handle.listing.remote().result(timeout_s=LISTING_TIMEOUT_S).data
         )
-    except Exception:  # whatever is wrong with it: its application's status says so
+    except Exception:  # whatever the cause is: its application's status shows it
         return None
     return entries
 
@@ -201,7 +203,7 @@ def _wait_until_applied(names: Sequence[str], models: Sequence[str]) -> None:
 
 
 def _not_running(names: Sequence[str]) -> dict[str, str]:
-    """The applications that do not run as they should, with their states.
+    """Return the applications that do not run as they should, with their states.
 
     Raises: ResourceError if one could not be deployed.
     """
@@ -219,7 +221,7 @@ def _not_running(names: Sequence[str]) -> dict[str, str]:
 
 
 def _most_replicas() -> int:
-    """The most replicas that any model may have."""
+    """Return the largest number of replicas of any model."""
     return max(
         sum(each.replica_states.values())
         for application in ray_serve.status().applications.values()

@@ -1,8 +1,8 @@
-"""The Ray Serve deployments: replicas of a model, the front, both in one process, and what records
-comparisons.
+"""Defines the Ray Serve deployments: replicas of a model, the front, both in one process, and the
+recorder of comparisons.
 
-What they serve is in their `user_config`, so that Serve can change it while they run
-(`reconfigure`) and a config file for `serve deploy` can hold it. `serve.http.app` defines the
+Their `user_config` says what they serve, so that Serve can change it while they run (`reconfigure`)
+and a config file for `serve deploy` can hold it. `serve.http.app` defines the
 paths. The front computes nothing, so only the processes of models import
 `serve.cluster.model_table`, which imports torch.
 """
@@ -48,18 +48,19 @@ REPORT_EVERY_S = 5.0
 
 
 def application_name(model: str) -> str:
-    """Serve's name for a model's application; never equal to another one's."""
+    """Return Serve's name for a model's application; it never equals the name of another
+    application."""
     return f"model-{model}"
 
 
 class Switch:
-    """An ASGI app in whose place another may be put between two requests."""
+    """An ASGI app that can be replaced by another app between two requests."""
 
     app: Starlette | None = None
 
     @property
     def routes(self) -> list[BaseRoute]:
-        """By these, Serve names a request in its own metrics and log."""
+        """The app's routes, by which Serve names a request in its own metrics and log."""
         return [] if self.app is None else self.app.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,9 +79,9 @@ class Switch:
 class ModelReplica:
     """A process that serves one model.
 
-    `user_config`: `plan`, a `serve.versions.plan.Plan`; `access`, the keys that it asks for, if
-    any; `alone`, whether there is no front, so that it must list itself; `local_only`, whether it
-    listens on this machine only.
+    `user_config`: `plan`, a `serve.versions.plan.Plan`; `access`, the keys that it requires, if
+    any; `alone`, whether there is no front, so that the model must list itself; `local_only`,
+    whether it listens on this machine only.
     """
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ class ModelReplica:
 class Front:
     """The page, the list of models, the readiness check for all of them, and the root routes.
 
-    `user_config`: `models`, their names, the default one first; `limits`, `access` and
+    `user_config`: `models`, their names, the default model first; `limits`, `access` and
     `local_only`.
     """
 
@@ -157,7 +158,7 @@ class Front:
 class Together:
     """The front with all models in its own process.
 
-    `user_config`: `plans`, by name, the default one first; `limits`, `access` and `local_only`.
+    `user_config`: `plans`, by name, the default model first; `limits`, `access` and `local_only`.
     """
 
     def __init__(self) -> None:
@@ -190,7 +191,7 @@ class Together:
 
 
 class Comparisons:
-    """Records in MLflow how candidates compare: the one process that does, for all replicas.
+    """Records in MLflow how candidates compare: a single process does this for all replicas.
 
     `user_config`: `tracking_uri`.
     """
@@ -211,7 +212,7 @@ class Comparisons:
             await asyncio.to_thread(self._recorder.record, pairing, tally)
 
     def __del__(self) -> None:
-        if self._recorder is not None:  # Serve ends this process, after calling this
+        if self._recorder is not None:  # Serve calls this, then ends the process
             self._recorder.close()
 
 
@@ -222,7 +223,7 @@ class RemoteModel(ServedModel):
         self._name = name
         self._tasks: tuple[str, ...] = ()
         self._due_s = 0.0
-        # NOTE: applications are built in no order: this one may not exist yet.
+        # NOTE: applications are built in no fixed order: this one may not exist yet.
         self._handle: DeploymentHandle = ray_serve.get_deployment_handle(
             MODEL, app_name=application_name(name), _check_exists=False
         )
@@ -232,7 +233,7 @@ class RemoteModel(ServedModel):
             try:
                 card = await asyncio.wait_for(self.card(), CARD_TIMEOUT_S if self._tasks else None)
             except Exception:
-                if self._tasks:  # or another model would answer in its place
+                if self._tasks:  # otherwise another model would answer in its place
                     return self._tasks
                 raise
             self._tasks = (card.task, *card.also)
@@ -254,7 +255,7 @@ class RemoteModel(ServedModel):
         try:
             try:
                 return await self._ask(method, *arguments)
-            except RayActorError:  # the process has died: another one may answer
+            except RayActorError:  # the process has died: another may answer
                 return await self._ask(method, *arguments)
         except BackPressureError as error:
             raise OverloadedError(
@@ -266,13 +267,14 @@ class RemoteModel(ServedModel):
             raise self._not_ready() from error
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        """Raises: NotReadyError if the model gets no process, for which Serve waits forever."""
+        """Call a method of the model. Raises: NotReadyError if it has no process, for which Serve
+        waits forever."""
         response = getattr(self._handle, method).remote(*arguments)
         try:
             sent = response._replica_result_future
             sent = sent if asyncio.isfuture(sent) else asyncio.wrap_future(sent)
             while not (await asyncio.wait([sent], timeout=WITHOUT_REPLICA_S))[0]:
-                # Or else it is in a process that is being stopped.
+                # Otherwise the request is in a process that is being stopped.
                 if self._is_down() and self._waits(response):
                     response.cancel()
                     raise self._not_ready()
@@ -282,17 +284,17 @@ class RemoteModel(ServedModel):
             raise
 
     def _is_down(self) -> bool:
-        """Whether Serve has said that the model has no running replica."""
+        """Whether Serve has reported that the model has no running replica."""
         router = self._request_router()
         return router is not None and not router.curr_replicas
 
     def _waits(self, response: DeploymentResponse[Any]) -> bool:
-        """Whether no replica has been chosen for a request."""
+        """Whether no replica has been chosen for a request yet."""
         waiting = self._request_router()._pending_requests_by_id
         return response._request_metadata.internal_request_id in waiting
 
     def _request_router(self) -> Any:
-        # NOTE: Serve has no public way to it, and waits for a replica for as long as it takes.
+        # NOTE: Serve has no public API for it, and waits for a replica for as long as it takes.
         router: Any = self._handle._router
         return None if router is None else router._asyncio_router.request_router
 
@@ -303,14 +305,14 @@ class RemoteModel(ServedModel):
 
 
 class Reporter:
-    """Adds up how candidates compare in this process, and passes it on now and then."""
+    """Adds up how candidates compare in this process, and regularly passes the sums on."""
 
     def __init__(self) -> None:
         self._tallies: dict[Pairing, Tally] = {}
         self._task: asyncio.Task[None] | None = None
 
     def report(self, pairing: Pairing, tally: Tally) -> None:
-        """Called on the event loop."""
+        """Add a tally; call this on the event loop."""
         self._tallies.setdefault(pairing, Tally()).add(tally)
 
     def start(self) -> None:
@@ -328,13 +330,13 @@ class Reporter:
         try:
             handle = ray_serve.get_deployment_handle(RECORD, app_name=COMPARISONS)
             await handle.record.remote(pairing, tally)
-        except Exception:  # comparing must not get in the way of answering: it is tried again
+        except Exception:  # comparing must not disturb answering: retry later
             self.report(pairing, tally)
 
 
 def _keys(config: Mapping[str, Any], before: Keys | None) -> Keys | None:
-    """The keys that are asked for, as their file has them now; those in use keep what they have
-    used."""
+    """Return the keys that are required, as their file has them now; keys in use keep their use of
+    the limits."""
     content = config.get("access")
     if content is None:
         return None

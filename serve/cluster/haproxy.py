@@ -1,4 +1,5 @@
-"""Ray Serve's settings, with and without HAProxy, and the ports and files that are private to us.
+"""Gives Ray Serve's settings, with and without HAProxy, and the ports and files that are private to
+us.
 
 Ray reads these settings as environment variables of Serve's processes. They are passed to Serve's
 controller, whose children inherit them, so that a cluster needs no preparation and two servers on
@@ -22,12 +23,12 @@ from tracking.store.ports import free_ports
 
 LAUNCHER = "raybert-haproxy"
 COMMON = {
-    # Between a front and its models: by default 4 MiB, which an answer may exceed. Our own limits
+    # Between the front and its models: by default 4 MiB, which an answer may exceed. Our own limits
     # bound requests, and with them answers.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{middlewares.__name__}:middlewares",
-    # What does not answer health checks does not answer what it was asked either: to wait for that
-    # keeps it from other replicas.
+    # A replica that does not answer health checks does not answer its requests either: waiting for
+    # it would keep them from other replicas.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
 }
 """Settings both with HAProxy and without."""
@@ -42,14 +43,15 @@ def settings(
     host: str | None = None,
     is_joined: bool = False,
 ) -> dict[str, str]:
-    """Environment variables for Serve's controller. If off, Ray's own proxy takes the requests.
+    """Return the environment variables for Serve's controller; if not `enabled`, Ray's own proxy
+    takes the requests.
 
-    Creates the folder for HAProxy's files with permissions for us alone, since Ray opens the
+    Creates the folder for HAProxy's files with permissions for this user only, since Ray opens the
     control socket in it to everyone.
 
     Args:
-        host: where HAProxy listens; None where Serve does.
-        is_joined: whether replicas listen for other nodes, and so ask for HAProxy's pass.
+        host: where HAProxy listens; None means where Serve does.
+        is_joined: whether replicas listen for other nodes, and so require HAProxy's header.
     Raises: ResourceError if raybert is not installed, or others may write to that folder.
     """
     if not enabled:
@@ -63,24 +65,24 @@ def settings(
         **({} if host is None else {HOST: host}),
         **({REQUIRED: "1"} if is_joined else {}),
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        # Which would keep a thousand lines of the log until they are written, all at once.
+        # Otherwise Serve keeps a thousand lines of the log, and writes them all at once.
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         # A replica that dies fails no request: unanswered ones are sent to another replica, which
         # is safe for inference, but not for anything that writes.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-        # Enough to find out that the only replica has died: requests in progress then wait for the
-        # next one. With Ray's 3, HAProxy closes their connections.
+        # Enough retries to find out that the only replica has died: requests in progress then wait
+        # for the next replica. With Ray's 3, HAProxy closes their connections.
         "RAY_SERVE_HAPROXY_RETRIES": "5",
-        # How long a replica waits before it ends; with Ray's 30 s, so does every roll-over.
+        # How long a replica waits before it ends; with Ray's 30 s, every roll-over takes as long.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
         # Serve starts HAProxy anew once three checks in a row have failed: with Ray's 10 s, nothing
-        # listens for half a minute. A check asks HAProxy for what it says of itself.
+        # listens for half a minute. A check asks HAProxy for its status.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.25",
-        # Fixed ports by default, which allow one server per machine.
+        # Fixed by default, which would allow only one server per machine.
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
-        # One folder per machine by default, owned by the first user to serve.
+        # By default a single folder per machine, owned by the first user to serve.
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(_FOLDER / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(_FOLDER / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(_FOLDER / "metrics.sock"),
@@ -90,9 +92,9 @@ def settings(
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only this user can read or change.
+    """Make a folder that only this user can read or change, unless it exists.
 
-    Raises: ResourceError if there is something else already: whoever may write to it decides what
+    Raises: ResourceError if something else is there: whoever may write to the folder decides what
         HAProxy does with every request.
     """
     with suppress(FileExistsError):
@@ -113,7 +115,7 @@ def make_private(folder: Path) -> None:
 
 
 def _launcher() -> str:
-    """The program that Ray Serve is to start as HAProxy, on every node.
+    """Return the path of the program that Ray Serve is to start as HAProxy, on every node.
 
     Raises: ResourceError if raybert is not installed.
     """

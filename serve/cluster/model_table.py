@@ -1,4 +1,4 @@
-"""The models of one process, each kept at its plan while it answers."""
+"""Holds the models of one process, and keeps each at its plan while it answers."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ class Hosting:
     """Models in this process, by name, which change with their plans."""
 
     def __init__(self, recorder: Recorder, report: Report) -> None:
-        """`report`: takes how candidates compare, request by request."""
+        """Start without models; `report` receives how candidates compare, request by request."""
         self.models: dict[str, HostedModel] = {}
         self.recorder, self._report = recorder, report
         self._plans: dict[str, Plan] = {}
@@ -30,14 +30,16 @@ class Hosting:
         self._adding: set[asyncio.Task[None]] = set()
 
     async def change(self, plans: Mapping[str, Any], when_changed: Callable[[], None]) -> None:
-        """Serve these models.
+        """Serve these models from now on, and no others.
 
-        Serve sends no request to a replica while it is reconfigured: what is served already goes on
-        meanwhile, and what is to be loaded comes later. Only a process that serves nothing waits.
+        Serve sends no request to a replica while it is reconfigured. So this returns at once:
+        models that are served continue, and new models are loaded in the background. Only a process
+        that serves nothing yet waits for its models.
 
         Args:
+            plans: plan by name of the model.
             when_changed: called when models have been added or removed.
-        Raises: whatever is wrong with a model, if nothing is served yet.
+        Raises: any error of a model, if nothing is served yet.
         """
         self._plans = {
             name: PLAN.validate_python({"name": name, **content}) for name, content in plans.items()
@@ -59,7 +61,7 @@ class Hosting:
             model.close()
 
     def served(self, keys: Keys | None) -> dict[str, ServedModel]:
-        """The models in the order of their plans, those included that are not loaded."""
+        """Return the models in the order of their plans, including those that are not loaded."""
         return {
             name: LocalModel(self.models[name].slot, keys)
             if name in self.models
@@ -68,7 +70,8 @@ class Hosting:
         }
 
     async def check_health(self) -> None:
-        """Raises: what `Model.check_health` does, upon which Serve replaces this process."""
+        """Check the models as `Model.check_health` does; if it raises, Serve replaces this
+        process."""
         for model in tuple(self.models.values()):
             await model.check_health()
 
@@ -76,7 +79,7 @@ class Hosting:
         return await asyncio.to_thread(HostedModel, plan, self._report, self.recorder)
 
     async def _add(self, plan: Plan, when_changed: Callable[[], None]) -> None:
-        """Load one more model, and try again for as long as it is wanted."""
+        """Load one more model, and retry for as long as it is wanted."""
         wait_s = RETRY_S
         while self._plans.get(plan.name) == plan and plan.name not in self.models:
             try:
@@ -97,7 +100,7 @@ class Hosting:
 
 
 class AbsentModel(ServedModel):
-    """A model that is not loaded, or not yet."""
+    """A model that failed to load, or is still being loaded."""
 
     def __init__(self, name: str, problem: str | None) -> None:
         self._message = problem or f"{name} is being loaded: try again"

@@ -1,7 +1,8 @@
 """Makes Serve's fallback proxy answer 503 after 30 s if a model has no replica.
 
-By itself the proxy waits for a replica for as long as it takes. HAProxy cannot end that: it has one
-timeout per backend, whichever server a request has gone to, and a model may take longer.
+By itself the proxy waits for a replica for as long as it takes. HAProxy cannot end that wait:
+it has only one timeout per backend, whichever server has the request, and a model that does answer
+may take longer.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ class GivesUp:
                 await answering
                 return
         finally:
-            answering.cancel()  # also where this is cancelled
+            answering.cancel()  # also if this call is cancelled
         await asyncio.wait([answering])
         if not has_begun:
             message = "no process of this model is ready: try again, or see /readyz"

@@ -16,7 +16,7 @@ class OneWrite:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Any = getattr(send, "__self__", None)  # uvicorn's, of a request and its response
+        exchange: Any = getattr(send, "__self__", None)  # uvicorn's request and response
         if scope["type"] != "http" or not hasattr(exchange, "transport"):
             await self._app(scope, receive, send)
             return
@@ -42,7 +42,7 @@ class OneWrite:
 
 
 class _Buffered:
-    """A transport that keeps what is written to it, to write it at once."""
+    """A transport that collects what is written to it, to write it all at once."""
 
     def __init__(self, transport: Any) -> None:
         self._transport, self._parts = transport, bytearray()
@@ -51,7 +51,7 @@ class _Buffered:
         self._parts += data
 
     def flushed(self) -> Any:
-        """The transport, with everything written to it."""
+        """Write everything that was collected, and return the original transport."""
         if self._parts:
             self._transport.write(bytes(self._parts))
             self._parts.clear()

@@ -1,9 +1,9 @@
-"""A header by which replicas tell what has come through HAProxy from what has not.
+"""Defines a header by which replicas recognize requests that came through HAProxy.
 
 On a cluster that the server joins, replicas and Serve's own proxy listen where other machines reach
-them, in plain HTTP, since every node's HAProxy asks them. By this header they answer nothing else,
-so that they are no way round TLS. Its value follows from Ray's token, which all nodes have, and so
-is passed and recorded nowhere. A cluster without a token has none.
+them, in plain HTTP, since every node's HAProxy sends them requests. They answer no request without
+this header, so that nobody can bypass TLS. Its value is derived from Ray's token, which all nodes
+have, so it is never passed on or stored. A cluster without a token has no such header.
 """
 
 import hmac
@@ -31,10 +31,10 @@ _BODY = json.dumps(
 
 
 def pass_of_proxy(environment: Mapping[str, str] | None = None) -> str | None:
-    """The header's value; None where it is not asked for.
+    """Return the header's value; None if it is not required.
 
     Args:
-        environment: variables; None takes those of this process.
+        environment: environment variables; None means those of this process.
     """
     environment = os.environ if environment is None else environment
     token = _token(environment) if environment.get(REQUIRED) else None
@@ -42,7 +42,7 @@ def pass_of_proxy(environment: Mapping[str, str] | None = None) -> str | None:
 
 
 def _token(environment: Mapping[str, str]) -> str | None:
-    """Ray's token, from where Ray takes it; None if there is none."""
+    """Return Ray's token, from the places where Ray looks; None if there is none."""
     if given := environment.get("RAY_AUTH_TOKEN", "").strip():
         return given
     named = environment.get("RAY_AUTH_TOKEN_PATH")
@@ -54,7 +54,8 @@ def _token(environment: Mapping[str, str]) -> str | None:
 
 
 class ThroughProxy:
-    """Answers 421 to what has not come through HAProxy, and hides the header from the rest."""
+    """Answers 421 to requests that did not come through HAProxy, and hides the header from the
+    app."""
 
     def __init__(self, app: "ASGIApp", wanted: str) -> None:
         self._app, self._wanted = app, wanted.encode()

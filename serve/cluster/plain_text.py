@@ -1,8 +1,8 @@
 """Turns Ray Serve's own plain-text errors into JSON, and drops headers that it cannot read.
 
-Serve answers in plain text if a request does not reach our applications: for a path of none (404,
-which clients take for permanent, although the server is only starting or stopping), in a process
-that drains, for too many requests, after an exception.
+Serve answers in plain text if a request does not reach our applications: for a path that belongs to
+no application (404, which clients take for permanent, although the server is only starting or
+stopping), in a process that drains, for too many requests, after an exception.
 """
 
 import json
@@ -42,7 +42,7 @@ _MESSAGES: Mapping[int, tuple[str, str]] = {
 
 
 class ReadableHeaders:
-    """Drops those of `DECODED` that are not UTF-8, for which Serve would answer 500."""
+    """Drops headers of `DECODED` that are not UTF-8, for which Serve would answer 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -81,7 +81,7 @@ class JSONErrors:
             if message["type"] == "http.response.start":
                 has_begun = True
                 message, body = _as_json(message, scope["path"])
-            elif body:  # in place of the text
+            elif body:  # sent in place of the plain text
                 if message.get("more_body", False):
                     return
                 message = {"type": "http.response.body", "body": body}
@@ -100,7 +100,7 @@ TEXT = [(b"content-type", b"text/plain")]
 
 
 def _as_json(head: Message, path: str) -> tuple[Message, bytes]:
-    """The head of a response, and the body that it is to have; empty for its own."""
+    """Return the changed head of a response, and its new body; empty if it keeps its own body."""
     status, headers = head["status"], Headers(raw=head["headers"])
     if status < 400 or not headers.get("content-type", "").startswith("text/plain"):
         return head, b""

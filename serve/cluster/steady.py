@@ -14,14 +14,14 @@ ANSWER_TIMEOUT_S = 15.0
 
 
 def reachable(host: str) -> str:
-    """The address at which to reach a server on this machine that listens on `host`."""
+    """Return the address at which to reach a server on this machine that listens on `host`."""
     return "127.0.0.1" if host == "0.0.0.0" else host
 
 
 def wait_until_steady(
     host: str, port: int, paths: Sequence[str], logs: str, *, tls: bool = False
 ) -> None:
-    """Wait until every path has answered 200 for `STEADY_S` over one connection.
+    """Wait until every path has answered 200 for `STEADY_S` over a single connection.
 
     HAProxy restarts a few times while replicas come up, and closes connections when it does: a
     client that starts at the first answer may be cut off at the second.

@@ -1,9 +1,9 @@
-"""Metrics through Ray's agents, and the page that shows those of all nodes.
+"""Reports metrics through Ray's agents, and serves the page that shows those of all nodes.
 
-Every process hands its counts to its node's agent, within `metrics_report_interval_ms` (10 s),
-and the agents export them. Names get the prefix `ray_`, and counters the suffix `_total`. An agent
-knows values by bucket alone, so that a histogram's `_sum` is approximate. Gauges that are not set
-again vanish after two intervals, those of a lost process too.
+Every process hands its counts to its node's agent, within `metrics_report_interval_ms` (10 s), and
+the agents export them. Names get the prefix `ray_`, and counters the suffix `_total`. An agent only
+knows the bucket of a value, so a histogram's `_sum` is approximate. Gauges that are not set again
+vanish after two intervals, and so do those of a lost process.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric as Prometheus sees it, without the prefix."""
+    """A metric as Prometheus sees it; `name` is without the prefix."""
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
@@ -56,7 +56,7 @@ class Metric:
     """Upper bounds of a histogram's buckets."""
 
     def create(self) -> Any:
-        """Ray's metric, in this process."""
+        """Create Ray's metric in this process."""
         name = f"{PREFIX}_{self.name}"
         if self.kind == "histogram":
             return Histogram(name, self.meaning, list(self.boundaries), self.labels)
@@ -105,10 +105,11 @@ METRICS = (
 
 
 class RayRecorder(Recorder):
-    """Counts by Ray. One per process."""
+    """Counts requests and passes in Ray's metrics; there is only one per process."""
 
     def __init__(self) -> None:
-        """Made in the replica that counts, whose name Serve adds to every metric."""
+        """Create the metrics. Call this in the replica that counts, since Serve adds its name to
+        every metric."""
         metrics = {each.name: each.create() for each in METRICS}
         self._requests, self._tokens = metrics["requests"], metrics["request_tokens"]
         self._total = metrics["request_seconds"]
@@ -178,7 +179,7 @@ class RayRecorder(Recorder):
         while True:
             try:
                 self._pass_on()
-            except Exception:  # of one request or model: the others are still counted
+            except Exception:  # of a single request or model: the others are still counted
                 logger.exception("metrics: something was not passed on to Ray")
             time.sleep(SAMPLE_S)
 
@@ -196,21 +197,22 @@ class RayRecorder(Recorder):
 
 
 async def exported() -> str:
-    """Our metrics and Ray Serve's from the agents of all nodes of this cluster, in Prometheus' text
-    format."""
+    """Return our metrics and Ray Serve's from the agents of all nodes of this cluster, in
+    Prometheus' text format."""
     nodes = await asyncio.to_thread(ray.nodes)
     return await gathered([_url(node) for node in nodes if node["Alive"]])
 
 
 def _url(node: Mapping[str, Any]) -> str | None:
-    """The page of a node's agent; None if it does not export."""
+    """Return the URL of a node's agent; None if it does not export metrics."""
     address, port = node["NodeManagerAddress"], node["MetricsExportPort"]
     host = f"[{address}]" if ":" in address else address
     return f"http://{host}:{port}/metrics" if port > 0 else None
 
 
 async def gathered(urls: Sequence[str | None]) -> str:
-    """The metrics at these URLs as one page. Those that do not answer are left out, and counted."""
+    """Return the metrics at these URLs as one page. Nodes that do not answer are left out, and
+    counted."""
     async with httpx.AsyncClient(timeout=NODE_TIMEOUT_S, trust_env=False) as client:
         pages = await asyncio.gather(*(_page(client, url) for url in urls))
     answered = [page for page in pages if page is not None]
@@ -228,10 +230,10 @@ async def _page(client: httpx.AsyncClient, url: str | None) -> str | None:
 
 
 def merged(pages: Iterable[str], missing: int = 0) -> str:
-    """One page of several, with each metric once and without what is not ours or Serve's.
+    """Merge several pages into one, with each metric once, and only our metrics and Serve's.
 
     Args:
-        missing: nodes that gave no page, which the metric `raybert_nodes_missing` shows.
+        missing: number of nodes without a page, shown as the metric `raybert_nodes_missing`.
     """
     families: dict[str, list[str]] = {}
     for page in pages:
@@ -253,7 +255,7 @@ def merged(pages: Iterable[str], missing: int = 0) -> str:
 
 
 def _shortened(sample: str) -> str:
-    """A sample without the labels that say nothing."""
+    """Return a sample without the labels that carry no information."""
     start, end = sample.find("{"), sample.rfind("}")
     if start < 0:
         return sample

@@ -1,7 +1,7 @@
-"""Records of requests and passes, for metrics, the log and traces; never of a text.
+"""Records requests and passes for metrics, the log and traces, but never a text.
 
-`Observed` wraps an application, and handlers add what they know to `record_of(request)`. A
-`Recorder` is told the rest; the one here does nothing, so that models and routes need no Ray. Log
+`Observed` wraps an application, and handlers add what they know to `record_of(request)`. All other
+events go to a `Recorder`; the class here does nothing, so that models and routes need no Ray. Log
 lines go to Serve's logger, which writes text or JSON and adds the replica.
 """
 
@@ -43,7 +43,7 @@ class Spent:
 
 @dataclass(kw_only=True)
 class RequestRecord:
-    """The record of a request. Every value is from a small set, but for numbers and the id."""
+    """The record of a request. Except for numbers and the id, every value is from a small set."""
 
     method: str
     request_id: str | None = None
@@ -78,60 +78,61 @@ class Snapshot:
 
 
 class Recorder:
-    """Is told what happens, from any thread; this one does nothing."""
+    """Receives events, from any thread; this class ignores them."""
 
     def finished(self, request: RequestRecord) -> None:
-        """A request has been answered or refused."""
+        """Record a request that has been answered or refused."""
 
     def passed(self, model: str, version: str, *, tokens: int, computed: int, fill: float) -> None:
-        """A pass has been computed.
+        """Record a pass that has been computed.
 
         Args:
-            tokens: real ones.
+            tokens: tokens without padding.
             computed: tokens with padding.
-            fill: share of the budget of a pass that the batch took.
+            fill: share of a pass's token budget that the batch used.
         """
 
     def recalled(self, model: str, version: str, *, hits: int, misses: int) -> None:
-        """A request was looked up in the cache.
+        """Record that the inputs of a request were looked up in the cache.
 
         Args:
-            hits: inputs that need not be computed.
+            hits: number of inputs that need not be computed.
+            misses: number of inputs that must be computed.
         """
 
     def rolled_over(self, model: str, version: str, change: str | None = None) -> None:
-        """This version answers from now on, in place of another.
+        """Record that this version answers from now on, in place of another.
 
         Args:
-            change: what of its answers is of another kind (`serve.model.changes`), if anything.
+            change: the kind of change in its answers (`serve.model.changes`); None without any.
         """
 
     def watch(self, look: Callable[[], Snapshot]) -> None:
-        """Look at a model from time to time."""
+        """Look at a model's state from time to time."""
 
     def forget(self, look: Callable[[], Snapshot]) -> None:
-        """Look no more at a model that is gone."""
+        """Stop looking at the state of a model that is gone."""
 
 
 NO_RECORDER = Recorder()
 
 
 def record_of(request: Request) -> RequestRecord:
-    """The record of a request, for its handler to add to."""
+    """Return the record of a request, for its handler to add to."""
     return request.scope[_KEY]
 
 
 class Observed:
-    """Has every request recorded and logged once it is answered.
+    """Wraps an application, and records and logs every request once it is answered.
 
-    It answers for an application that fails, too: what Ray Serve and uvicorn catch, they log with
-    the exception's message.
+    It also answers if the application fails: Ray Serve and uvicorn would log an exception that they
+    catch with its message.
     """
 
     def __init__(
         self, app: ASGIApp, *, recorder: Recorder, apology: Callable[[Request], Response]
     ) -> None:
-        """`apology`: what a request gets whose handler fails."""
+        """Wrap `app`; `apology` makes the response to a request whose handler fails."""
         self._app, self._recorder, self._apology = app, recorder, apology
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -153,7 +154,7 @@ class Observed:
             request = Request(scope)
             log_failure(request, error)
             record.error_type = "internal"
-            if record.status == CLIENT_CLOSED:  # no response has begun
+            if record.status == CLIENT_CLOSED:  # the response has not begun
                 await self._apology(request)(scope, receive, watched)
         finally:
             self._finish(record, scope)
@@ -179,7 +180,7 @@ def _route(scope: Scope) -> str:
 
 
 def _request_id(scope: Scope) -> str | None:
-    """The id that the client has given, or else Ray Serve."""
+    """Return the id that the client has given; None leaves it to Ray Serve."""
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             return value.decode("latin-1")[:MAX_ID_LENGTH]
@@ -204,7 +205,7 @@ def _log(record: RequestRecord) -> None:
         values["queue_ms"] = _ms(record.spent.queue_s)
         values["compute_ms"] = _ms(record.spent.compute_s)
     shown = " ".join(f"{name}={value}" for name, value in values.items())
-    # NOTE: Serve writes all of `extra` as JSON, and of it only the id as text.
+    # NOTE: Serve's JSON log has all of `extra`, its text log only the id.
     extra = {"method": record.method, "route": record.route, "status": record.status, **values}
     if record.request_id is not None:
         extra["request_id"] = record.request_id
@@ -217,14 +218,16 @@ def _ms(seconds: float) -> float:
 
 
 def log_failure(request: Request, error: BaseException) -> None:
-    """Log what failed and where in the code."""
+    """Log which exceptions a request failed with, and where in the code."""
     where = _route(request.scope)
     logger.error("%s %s failed: %s", record_of(request).method, where, trace_of(error))
 
 
 def trace_of(error: BaseException) -> str:
-    """Types and places in the code of an exception and its causes, without their messages, which
-    hold excerpts of what they are about."""
+    """Return types and places in the code of an exception and its causes.
+
+    Their messages are left out, since they hold excerpts of the data that they are about.
+    """
     lines: list[str] = []
     known: set[int] = set()
     cause: BaseException | None = error

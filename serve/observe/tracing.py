@@ -1,4 +1,5 @@
-"""OpenTelemetry's traces: Ray Serve makes a span per request and per call, ours are its children.
+"""Sets up OpenTelemetry's traces: Ray Serve makes a span per request and per call, and ours are
+their children.
 
 Serve imports `exporter` in every replica, where OpenTelemetry reads the collector's address from
 its own environment variable. Without a collector, a span is a no-op.
@@ -19,7 +20,8 @@ PATH = "/v1/traces"
 
 
 def check(endpoint: str | None) -> None:
-    """Raises: ConfigError for an endpoint of another form; ResourceError without the package."""
+    """Check the address of a collector. Raises: ConfigError if it has another form; ResourceError
+    if the package is missing."""
     if endpoint is None:
         return
     if not endpoint.startswith(("http://", "https://")):
@@ -37,14 +39,14 @@ def check(endpoint: str | None) -> None:
 
 
 def settings(endpoint: str | None, share: float) -> dict[str, Any] | None:
-    """Serve's `TracingConfig`; None leaves it to Serve's environment variables."""
+    """Return Serve's `TracingConfig`; None leaves it to Serve's environment variables."""
     if endpoint is None:
         return None
     return {"enabled": True, "exporter_import_path": EXPORTER, "sampling_ratio": share}
 
 
 def environment(endpoint: str | None) -> dict[str, str]:
-    """Environment variables of Serve's processes."""
+    """Return the environment variables of Serve's processes."""
     if endpoint is None:
         return {}
     url = endpoint.rstrip("/")
@@ -55,7 +57,7 @@ def environment(endpoint: str | None) -> dict[str, str]:
 
 
 def exporter() -> list[Any]:
-    """Span processors, as Serve asks for them."""
+    """Return the span processors, in the form that Serve wants."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -63,10 +65,11 @@ def exporter() -> list[Any]:
 
 
 def add_spans(model: str, version: str, spent: Spent, began_ns: int) -> None:
-    """Children of the present span for what has been done: tokenizing, queueing, computing.
+    """Add children to the current span for the work that has been done: tokenizing, queueing,
+    computing.
 
     Args:
-        began_ns: when tokenizing began, since 1970. The others followed without a gap.
+        began_ns: when tokenizing began, in ns since 1970. The other steps followed without a gap.
     """
     parent = trace.get_current_span()
     if not parent.is_recording():

@@ -1,8 +1,8 @@
-"""A surface: the routes that one family of clients calls, and the shape of its errors.
+"""Defines a surface: the routes that one family of clients calls, and the shape of its errors.
 
-A surface turns a request into inputs of a task, and answers into a response. It knows neither Ray
-nor where a model runs. `serve.http.app` mounts every surface under each model, and the front passes
-the same paths at the root on to a model.
+A surface turns a request into inputs of a task, and answers into a response. It depends neither on
+Ray nor on where a model runs. `serve.http.app` mounts every surface under each model. The front has
+the same paths at the root, and passes their requests on to a model.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ Shape = TypeVar("Shape", bound=Body)
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A request to a model: its body, and who asks."""
+    """A request to a model: its body, and who sent it."""
 
     model: "Model"
     request: Request
@@ -86,11 +86,11 @@ class Call:
 
     @property
     def is_long(self) -> bool:
-        """Whether its texts may take seconds to tokenize."""
+        """Whether the texts of the body may take seconds to tokenize."""
         return len(self.body) > LONG_BODY_BYTES
 
     async def read(self, shape: type[Shape]) -> Shape:
-        """The body in this shape. Raises: NotJSONError, RequestError."""
+        """Return the body, parsed into this class. Raises: NotJSONError, RequestError."""
         return await self.model.run(read, shape, self.body, here=len(self.body) <= SMALL)
 
     def names(self, key: str) -> bool:
@@ -101,8 +101,8 @@ class Call:
         return isinstance(value, dict) and key in value
 
     def form(self, forms: Sequence[str] = (JSON,)) -> str:
-        """The media type that the client wants. Raises: NotAcceptableError if it wants none of
-        these."""
+        """Return the media type that the client prefers. Raises: NotAcceptableError if it accepts
+        none of these."""
         accept = ", ".join(self.request.headers.getlist("accept"))
         form = chosen(accept, forms)
         if form is None:
@@ -119,14 +119,14 @@ class Call:
         parameters: Parameters | None,
         forms: Sequence[str] = (JSON,),
     ) -> Answered:
-        """The model's answers.
+        """Return the model's answers, and count them for the caller and the records.
 
         Args:
-            forms: media types in which they can be sent; empty if that is no matter of `Accept`.
+            forms: media types in which they can be sent; empty if `Accept` does not decide that.
         Raises: NotAcceptableError; see `Model.answer`.
         """
         if forms:
-            self.form(forms)  # before the work that would be for nothing
+            self.form(forms)  # before doing work in vain
         began_ns = time.time_ns()
         answered = await self.model.answer(
             inputs,
@@ -153,9 +153,9 @@ class Call:
     async def beside_queue(
         self, work: Callable[[], tuple[int, bytes]], *, is_long: bool
     ) -> tuple[int, bytes]:
-        """Run `work`, which returns tokens, which count for the key, and a body.
+        """Run `work` off the event loop, without a place in the queue.
 
-        It runs off the event loop, without a place in the queue.
+        `work` returns a number of tokens, which count towards the key's limit, and a body.
         Raises: DeadlineError; what `work` raises.
         """
         limit_s = self.model.limits.deadline_s if self.deadline_s is None else self.deadline_s
@@ -172,10 +172,11 @@ class Call:
         return tokens, body
 
     def parameters(self, task: str, values: Mapping[str, Any]) -> Parameters:
-        """Parameters of a task by name; those that are None keep their defaults.
+        """Return the parameters of a task from values by name; those that are None keep their
+        defaults.
 
         Raises: WrongTaskError if the model does not do the task; RequestError for a parameter that
-            the task does not have, or of another type; InputError for its value.
+            the task does not have, or of another type; InputError for an invalid value.
         """
         kind = self.model.predictor_for(task).task.parameters
         given = {name: value for name, value in values.items() if value is not None}
@@ -188,11 +189,13 @@ class Call:
         return parameters_of(kind, values)
 
     async def respond(self, answered: Answered, content: Callable[[], Any]) -> Response:
-        """JSON of `content`, which may take long to make, with what the answers took."""
+        """Return a response of `content` as JSON, which may take long to make, with the headers of
+        `answered`."""
         return await self.send(answered, lambda: (_dumped(content()), {}), JSON)
 
     async def send(self, answered: Answered, make: Callable[[], Encoded], form: str) -> Response:
-        """The body that `make` gives, as the media type `form`, with what the answers took."""
+        """Return a response with the body that `make` gives, as the media type `form`, with the
+        headers of `answered`."""
         body, extra = await self.model.run(make, here=answered.tokens < FEW_TOKENS)
         check_size(body, self.model.limits)
         return Response(body, 200, headers(self.model, answered) | extra, form)
@@ -200,7 +203,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """The front's own answer at a path that asks about the whole server."""
+    """The front's own response at a path that asks about the whole server."""
 
     content: Any
     """The body, as JSON."""
@@ -237,7 +240,7 @@ class Endpoint:
     `body` does not say enough."""
 
     def explained(self, error: Exception) -> Exception:
-        """The error with a way out that this path takes."""
+        """Return the error with advice that applies to this path."""
         if not isinstance(error, TooLongError) or error.cut_by is None:
             return error
         return RequestError(error.told(f"send {json.dumps(self.cut(error.cut_by))} too"))
@@ -245,7 +248,7 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Surface:
-    """A family of clients: what they call, and the errors that they understand."""
+    """A family of clients: the paths that they call, and the errors that they understand."""
 
     name: str
     endpoints: tuple[Endpoint, ...]
@@ -260,10 +263,10 @@ class Surface:
 
 
 def parsed(body: bytes, example: Any = None) -> Any:
-    """The JSON value of a body: strict JSON in UTF-8, without a byte order mark, NaN or half a
-    surrogate pair.
+    """Return the JSON value of a body.
 
-    The front and every surface read bodies with it, so that they agree on what a body says.
+    It must be strict JSON in UTF-8, without a byte order mark, NaN or half a surrogate pair. The
+    front and every surface parse bodies with this function, so that they agree on what a body says.
     Raises: NotJSONError.
     """
     try:
@@ -275,7 +278,7 @@ def parsed(body: bytes, example: Any = None) -> Any:
 
 
 def read(shape: type[Shape], body: bytes) -> Shape:
-    """A body in this shape. Raises: NotJSONError, RequestError."""
+    """Return a body, parsed into this class. Raises: NotJSONError, RequestError."""
     value = parsed(body)
     if not isinstance(value, dict):
         raise RequestError(f"the body: wanted a JSON object, got {shown(value)}")
@@ -289,8 +292,8 @@ _CHECKED: dict[type[Parameters], type[pydantic.BaseModel]] = {}
 
 
 def checked(kind: type[Parameters]) -> type[pydantic.BaseModel]:
-    """The parameters of a task with their types checked; ranges are documented, and theirs to
-    check."""
+    """Return a pydantic model that checks the types of a task's parameters. It documents their
+    ranges, which the parameters check themselves."""
     if kind not in _CHECKED:
         hints, ranges = get_type_hints(kind), ranges_of(kind)
         definitions: dict[str, Any] = {
@@ -305,11 +308,11 @@ def checked(kind: type[Parameters]) -> type[pydantic.BaseModel]:
 
 
 def parameters_of(kind: type[Parameters], values: Mapping[str, Any], where: str = "") -> Parameters:
-    """The parameters that these values are.
+    """Return the parameters of a task with these values.
 
     Args:
-        where: what comes before a parameter's name in a message.
-    Raises: RequestError for a value of another type; InputError for one out of range.
+        where: prefix of a parameter's name in a message.
+    Raises: RequestError for a value of another type; InputError for a value out of range.
     """
     try:
         known = checked(kind).model_validate(values)
@@ -330,14 +333,14 @@ def _default(field: "Field[Any]", allowed: Range | None) -> Any:
 
 
 def check_top_k(values: Mapping[str, Any], limits: Limits) -> None:
-    """Raises: TooLargeError if `top_k` exceeds the limit."""
+    """Check `top_k` against the limit. Raises: TooLargeError."""
     top_k = values.get("top_k")
     if isinstance(top_k, int) and top_k > limits.max_top_k:
         raise TooLargeError(f"top_k: wanted at most {limits.max_top_k}, got {top_k}: ask for fewer")
 
 
 def check_distinct(where: str, names: Sequence[str]) -> None:
-    """Raises: RequestError for a name that is there again, whose value would be lost."""
+    """Check that no name occurs twice, since a value would be lost. Raises: RequestError."""
     for name, count in Counter(names).items():
         if count > 1:
             raise RequestError(
@@ -346,7 +349,8 @@ def check_distinct(where: str, names: Sequence[str]) -> None:
 
 
 def headers(model: "Model", answered: Answered | None = None) -> dict[str, str]:
-    """The headers of the model that answered, with its times (`Server-Timing`, in milliseconds)."""
+    """Return the headers of the model that answered, with its times (`Server-Timing`, in
+    milliseconds)."""
     named = {"X-Model": model.name, "X-Model-Digest": model.digest}
     if model.version:
         named["X-Model-Version"] = model.version
@@ -368,22 +372,22 @@ def headers(model: "Model", answered: Answered | None = None) -> dict[str, str]:
 
 
 def cuts_of(answered: Answered) -> str:
-    """Where texts were cut, as in the header: `0@512,3.text_pair@498`."""
+    """Return where texts were cut, as in the header: `0@512,3.text_pair@498`."""
     return ",".join(map(str, answered.cut))
 
 
 def json_response(model: "Model", content: Any, status: int = 200) -> Response:
-    """A response that needs no pass of the model."""
+    """Return a response that needs no pass of the model."""
     return Response(orjson.dumps(content), status, headers(model), JSON)
 
 
 def as_bad_request(error: RequestError) -> int:
-    """The error's status, for clients that know 400 where others know 413 and 422."""
+    """Return the error's status; 400 in place of 413 and 422, for clients that only know 400."""
     return 400 if error.status in (413, 422) else error.status
 
 
 def refusal(surface: Surface, error: Exception) -> Response:
-    """An error in the surface's own shape."""
+    """Return the response to an error, in the surface's own shape."""
     if isinstance(error, InputError):
         error = RequestError(str(error))
     assert isinstance(error, RequestError)

@@ -24,10 +24,12 @@ _PREFIXES = {
 
 
 def surface_of(method: str, path: str) -> Surface:
-    """The surface whose clients call a path, whether or not there is such a path: of those with a
-    path or prefix that it begins with, the one with the longest."""
+    """Return the surface whose clients call a path, even if there is no such path.
+
+    It is the surface with the longest path or prefix that `path` begins with.
+    """
     below = _MODEL.sub("", path, count=1)
-    if method in ("GET", "DELETE") and below == "":  # OpenAI's way to a model
+    if method in ("GET", "DELETE") and below == "":  # OpenAI's path of a model
         return openai.SURFACE
     parts = below.split("/")
     starts = ("/".join(parts[:count]) for count in range(len(parts), 0, -1))

@@ -68,7 +68,7 @@ class Shapes:
         """Type of the response body."""
 
     def openapi(self, limits: Limits) -> dict[str, Any]:
-        """The request schema for the model's OpenAPI page."""
+        """Return the request schema for the model's OpenAPI page."""
         single = schema_of(self._task.inputs) | {"additionalProperties": False}
         one_text = [{"type": "string"}] if len(single.get("required", ())) <= 1 else []
         kinds = [*one_text, single]
@@ -123,7 +123,7 @@ class Shapes:
         """Validate the JSON value of a body.
 
         Args:
-            usual: the parameters of a request that says nothing.
+            usual: the parameters that apply where a request gives none.
         Raises: RequestError.
         """
         if not isinstance(request, dict):
@@ -144,7 +144,7 @@ class Shapes:
         several = isinstance(inputs, list)
         if several and not inputs:
             raise RequestError("inputs: wanted at least one input, got an empty list")
-        check_count(inputs if several else [inputs], limits)  # before each is looked at
+        check_count(inputs if several else [inputs], limits)  # before each input is looked at
         rows = [
             as_row(self._task.inputs, value, f"inputs[{place}]" if several else "inputs")
             for place, value in enumerate(inputs if several else [inputs])
@@ -155,7 +155,8 @@ class Shapes:
         return PredictRequest(rows, several, parameters)
 
     def body(self, request: PredictRequest, answers: list[Any]) -> Any:
-        """The response body: a list, or for a single input a bare answer, if the task does so."""
+        """Return the response body: a list, or for a single input a bare answer if the task answers
+        so."""
         return answers[0] if self._task.single_is_bare and not request.several else answers
 
     def _parse_parameters(
@@ -169,7 +170,7 @@ class Shapes:
             return None
         if values is not None and not isinstance(values, dict):
             raise RequestError(f"parameters: wanted a JSON object, got {shown(values)}")
-        if top_level:  # also those that others under `parameters` take the place of
+        if top_level:  # also those that `parameters` overrides
             parameters_of(self._parameters, top_level, "parameters.")
         values = {**usual, **top_level, **(values or {})}
         check_top_k(values, limits)
@@ -191,7 +192,8 @@ class Bodies:
         self.own = self._shapes[model.task.name]
 
     def parse(self, body: bytes) -> tuple[str, Shapes, PredictRequest]:
-        """The task that a body is for, and the checked body. Raises: NotJSONError, RequestError."""
+        """Return the task that a body is for, and the checked body. Raises: NotJSONError,
+        RequestError."""
         request = parsed(body, self.own.example)
         names = list(self._shapes)
         if isinstance(request, dict):
@@ -226,7 +228,7 @@ async def predict(call: Call) -> Response:
 
 
 def _numbers(request: PredictRequest, answers: list[Any]) -> Any:
-    """The numbers of vectors in base64, unless base64 is what was asked for."""
+    """Decode vectors in base64 to numbers, unless the request asked for base64."""
     is_asked_for = getattr(request.parameters, "encoding_format", None) == "base64"
     return answers if is_asked_for else vectors.vectors_of(answers)
 

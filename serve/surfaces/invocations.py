@@ -92,7 +92,7 @@ async def invoke(call: Call) -> Response:
     else:
         rows = value
     parameters = call.parameters(task.name, request.params or {})
-    if names and not rows:  # a frame of no rows, as of an empty partition
+    if names and not rows:  # a frame without rows, such as an empty partition
         _check_names(task, names)
         return json_response(call.model, {"predictions": []})
     if not isinstance(rows, list) or not rows:
@@ -107,7 +107,7 @@ async def invoke(call: Call) -> Response:
 
 
 def _table(body: bytes) -> Invocation:
-    """The table that a body is in CSV, as pandas writes it. Raises: RequestError."""
+    """Return the table in a CSV body, as pandas writes it. Raises: RequestError."""
     try:
         lines = csv.reader(io.StringIO(body.decode("utf-8-sig"), newline=""), strict=True)
         rows = [row for row in lines if row]  # without blank lines
@@ -126,7 +126,8 @@ def _table(body: bytes) -> Invocation:
 
 
 def _check_names(task: Task, names: Sequence[str]) -> None:
-    """Raises: RequestError for a column that is no field of the task's inputs."""
+    """Check the names of columns. Raises: RequestError if a column is not a field of the task's
+    inputs."""
     known = [field.name for field in fields(task.inputs)]
     for name in names:
         if name not in (*known, INPUTS):
@@ -137,7 +138,7 @@ def _check_names(task: Task, names: Sequence[str]) -> None:
 
 
 def _input(task: Task, row: Any) -> Any:
-    """A row as the task takes it: a bare text, or its fields without empty cells."""
+    """Return a row as the task takes it: a bare text, or its fields without empty cells."""
     if not isinstance(row, dict):
         return row[0] if isinstance(row, Sequence) and len(row) == 1 else row
     names = [field.name for field in fields(task.inputs)]
@@ -148,7 +149,7 @@ def _input(task: Task, row: Any) -> Any:
 
 
 def _record(task: Task, parameters: Any, answer: Any) -> dict[str, Any]:
-    """The columns of an answer; all candidates if `top_k` was asked for."""
+    """Return the columns of an answer; all candidates if `top_k` was asked for."""
     if getattr(parameters, "top_k", None) != getattr(task.parameters(), "top_k", None):
         return {"answers": answer}
     return task.cells(answer)

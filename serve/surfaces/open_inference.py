@@ -211,7 +211,8 @@ def _version_of(model: "Model") -> str:
 
 
 def _check_version(call: Call) -> None:
-    """Raises: UnknownModelError if the path names a version that does not answer."""
+    """Check the version that the path names. Raises: UnknownModelError if that version does not
+    answer."""
     known = _version_of(call.model)
     named = call.request.path_params.get("version", known)
     if named != known:
@@ -222,7 +223,8 @@ def _check_version(call: Call) -> None:
 
 
 def _check_outputs(task: Task, outputs: Sequence[Wanted]) -> None:
-    """Raises: RequestError for an output that there is not, or that is asked for again."""
+    """Check the outputs that are asked for. Raises: RequestError for an unknown or repeated
+    output."""
     names = [output.name for output in outputs]
     for name in names:
         if name not in task.cell_types:
@@ -234,7 +236,7 @@ def _check_outputs(task: Task, outputs: Sequence[Wanted]) -> None:
 
 
 def _request(call: Call) -> tuple[Infer, list[np.ndarray]]:
-    """The request, and the texts of each input as an array of its shape."""
+    """Return the request, and the texts of each input as an array of its shape."""
     length = call.request.headers.get(HEADER)
     end = len(call.body) if length is None else whole_number(length)
     if end is None or end > len(call.body):
@@ -264,7 +266,7 @@ def _request(call: Call) -> tuple[Infer, list[np.ndarray]]:
 
 
 def _texts(tensor: Tensor, raw: bytes | None) -> np.ndarray:
-    """The texts of a tensor, in its shape."""
+    """Return the texts of a tensor, in its shape."""
     if tensor.datatype != TEXTS:
         raise RequestError(f"{tensor.name}: wanted the datatype {TEXTS}, got {tensor.datatype}")
     if len(tensor.shape) > MAX_DIMENSIONS:
@@ -286,7 +288,7 @@ def _texts(tensor: Tensor, raw: bytes | None) -> np.ndarray:
 
 
 def _flat(tensor: Tensor) -> list[Any]:
-    """The data, which may be nested as its shape is, or not at all."""
+    """Return the data as a flat list; it may come nested like its shape, or flat."""
     values = tensor.data if isinstance(tensor.data, list) else [tensor.data]
     for _ in tensor.shape[1:]:
         if all(isinstance(value, list) for value in values):
@@ -295,7 +297,8 @@ def _flat(tensor: Tensor) -> list[Any]:
 
 
 def _unpacked(name: str, raw: bytes) -> list[str]:
-    """Texts that each follow their length in four bytes, little-endian."""
+    """Return texts from bytes, in which the length of each text, four bytes little-endian, comes
+    before it."""
     texts, place = [], 0
     while place < len(raw):
         size = int.from_bytes(raw[place : place + 4], "little")
@@ -311,7 +314,7 @@ def _unpacked(name: str, raw: bytes) -> list[str]:
 
 
 def _rows(task: Task, tensors: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """One input of the task per row of the tensors."""
+    """Return one input of the task per row of the tensors."""
     names = _names(task)
     if len(tensors) == 1 and (only := next(iter(tensors))) in ALIASES:
         tensors = {names[0]: tensors[only]}
@@ -340,7 +343,7 @@ def _names(task: Task) -> list[str]:
 
 
 def _column(kind: pa.DataType, values: Sequence[Any]) -> np.ndarray:
-    """A column of answers as a tensor; columns of lists and objects as JSON."""
+    """Return a column of answers as a tensor; columns of lists and objects as JSON."""
     if pa.types.is_floating(kind):
         return np.array(values, dtype=np.float64)
     if pa.types.is_integer(kind):
@@ -370,7 +373,7 @@ def _datatype(tensor: np.ndarray) -> str:
 def _response(
     model: "Model", request: Infer, outputs: Mapping[str, np.ndarray], cuts: str
 ) -> tuple[bytes, dict[str, str]]:
-    """The body, and the header that it needs if tensors follow the JSON."""
+    """Return the body, and the header that it needs if raw tensors follow the JSON."""
     requested = request.outputs or [Wanted(name=name) for name in outputs]
     all_raw = request.parameters is not None and request.parameters.binary_data_output
     described, raw = [], []
@@ -457,7 +460,7 @@ def refuse(error: RequestError) -> tuple[int, Any]:
 
 
 def _of_model(path: str) -> tuple[Endpoint, ...]:
-    """The paths of a model, or of a version of it."""
+    """Return the paths of a model, or of a version of it."""
     return (
         Endpoint(path=path, answer=metadata, method="GET", shape=Metadata),
         Endpoint(path=f"{path}/ready", answer=ready, method="GET", shape=Ready),

@@ -1,4 +1,4 @@
-"""The parts of the API's documentation (OpenAPI): bodies, answers and errors of a path."""
+"""Makes parts of the API's documentation (OpenAPI): bodies, answers and errors of a path."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -29,7 +29,7 @@ _HEADERS: Mapping[str, Any] = {
 
 
 def responses(forms: Sequence[str], shape: Any = None) -> dict[int | str, dict[str, Any]]:
-    """An endpoint's answers.
+    """Return the documentation of an endpoint's answers.
 
     Args:
         shape: type of the JSON, if it is to be documented.
@@ -44,7 +44,7 @@ def responses(forms: Sequence[str], shape: Any = None) -> dict[int | str, dict[s
 def refusals(
     surface: Surface, kinds: Iterable[type[RequestError]]
 ) -> dict[int | str, dict[str, Any]]:
-    """The errors of a path by status."""
+    """Return the documentation of a path's errors, by status."""
     reasons: dict[int, list[str]] = {status: [reason] for status, reason in GATEWAY.items()}
     extra: dict[int, dict[str, Any]] = {status: {} for status in GATEWAY}
     for kind in kinds:
@@ -65,21 +65,24 @@ def refusals(
 
 
 def error_content(*kinds: type) -> dict[str, Any]:
-    """JSON of one of these types."""
-    # NOTE: FastAPI would make a validator of every status of every path whenever an app is made.
+    """Return the documentation of JSON of one of these types."""
+    # NOTE: FastAPI would make a validator for every status of every path whenever an app is made.
     schemas = [schema_of(kind) for kind in dict.fromkeys(kinds)]
     return {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
 
 
 def request_body(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A body of JSON with this schema."""
+    """Return the documentation of a JSON body with this schema."""
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, **more}}}}
 
 
 @cache
 def remember(shape: Any) -> None:
-    """Keep pydantic's schema of a type's dataclasses with them, as it does for its own classes, or
-    FastAPI would make it anew for every path of every app."""
+    """Store pydantic's schema of a type's dataclasses on them, as pydantic does for its own
+    classes.
+
+    Otherwise FastAPI would make it anew for every path of every app.
+    """
     for part in get_args(shape):
         remember(part)
     if is_dataclass(shape):
@@ -88,7 +91,8 @@ def remember(shape: Any) -> None:
 
 @cache
 def schema_of(kind: type) -> dict[str, Any]:
-    """JSON Schema of a type, without references: OpenAPI would look for these in the document."""
+    """Return the JSON Schema of a type, without references, which OpenAPI would look up in its own
+    document."""
     schema = pydantic.TypeAdapter(kind).json_schema()
     definitions = schema.pop("$defs", {})
 

@@ -151,14 +151,14 @@ async def rerank(call: Call) -> Response:
 
 
 async def ranked(call: Call, query: str, texts: list[str], values: Mapping[str, Any]) -> Answered:
-    """The score of each text, in order."""
+    """Return the score of each text, in order."""
     parameters = call.parameters(RANKING, values)
     rows = [{"text": query, "text_pair": text} for text in texts]
     return await call.answer(RANKING, rows, parameters)
 
 
 def best_first(answered: Answered) -> list[tuple[int, float]]:
-    """Index and score of each text, by score."""
+    """Return index and score of each text, sorted by score, best first."""
     scores = [answer["score"] for answer in answered.answers]
     return sorted(enumerate(scores), key=lambda item: -item[1])
 
@@ -212,7 +212,8 @@ async def _embed(call: Call, version: Literal["1", "2"]) -> Response:
 
 
 def _texts_of(request: Embed) -> list[str]:
-    """Raises: RequestError for neither texts nor inputs, or for both."""
+    """Return the texts of a request. Raises: RequestError if it has neither texts nor inputs, or
+    both."""
     if (request.texts is None) == (request.inputs is None):
         got = "both" if request.texts else "neither"
         raise RequestError(f"the body: wanted one of texts, inputs, got {got}")
@@ -220,7 +221,8 @@ def _texts_of(request: Embed) -> list[str]:
 
 
 def _check_length(call: Call, name: str, tokens: int | None) -> None:
-    """Raises: RequestError if texts are to be cut at fewer tokens than the model reads."""
+    """Check that texts need not be cut at fewer tokens than the model reads.
+    Raises: RequestError."""
     longest = call.model.predictor.max_length
     if tokens is not None and tokens < longest:
         raise RequestError(
@@ -230,7 +232,8 @@ def _check_length(call: Call, name: str, tokens: int | None) -> None:
 
 
 def _warnings(answered: Answered, name: str) -> dict[str, list[str]]:
-    """Cohere's place to say which texts were cut, by the names that the request gave them."""
+    """Return, in Cohere's field for warnings, which texts were cut, by their names in the
+    request."""
     if not answered.cut:
         return {}
     warnings = []
@@ -244,12 +247,13 @@ def _warnings(answered: Answered, name: str) -> dict[str, list[str]]:
 
 
 def _signs(answers: list[str]) -> np.ndarray:
-    """The sign of each number as a bit, (texts, size / 8)."""
+    """Return the sign of each number as a bit, (texts, size / 8)."""
     return np.packbits(vectors_of(answers) > 0, axis=-1)
 
 
 def _scaled(answers: list[str]) -> np.ndarray:
-    """Each vector as whole numbers, of which its largest is 127 or -127: (texts, size)."""
+    """Return each vector as whole numbers, scaled so that its largest is 127 or -127: (texts,
+    size)."""
     numbers = vectors_of(answers)
     largest = np.abs(numbers).max(-1, keepdims=True)
     return np.rint(numbers * (127 / np.maximum(largest, np.finfo(np.float32).tiny))).astype(int)

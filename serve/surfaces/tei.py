@@ -62,7 +62,7 @@ class VectorSettings(Cut):
 
     @property
     def values(self) -> dict[str, Any]:
-        """The task's parameters, by name."""
+        """The task's parameters, by name; for `Call.parameters`."""
         return {
             "truncate": self.truncate,
             "truncation_direction": self.side,
@@ -200,7 +200,7 @@ def _numbers(answered: Answered) -> Any:
 
 
 def _cuts(request: Cut) -> dict[str, Any]:
-    """How texts are cut, by the names of tasks that call it truncation."""
+    """Return how texts are cut, for tasks that call it truncation."""
     return {"truncation": request.truncate, "truncation_direction": request.side}
 
 
@@ -314,13 +314,15 @@ async def tokenize(call: Call) -> Response:
 
 
 def _prompt(model: "Model", name: str | None) -> str:
-    """The text that comes before each text. Raises: InputError if there is no such prompt."""
+    """Return the text that comes before each text. Raises: InputError if there is no such
+    prompt."""
     chosen = model.task.chosen
     return (chosen if isinstance(chosen, PromptOptions) else PromptOptions()).prompt(name)
 
 
 def _spans(text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[tuple[str, int, int]]:
-    """Parts of a text, by their first character and the one after them, with the same in bytes."""
+    """Yield parts of a text, each with the bytes where it starts and ends; `offsets` are in
+    characters."""
     sizes = (1 + (c > "\x7f") + (c > "\u07ff") + (c > "\uffff") for c in text)
     places = list(accumulate(sizes, initial=0))
     for start, stop in offsets:

@@ -44,7 +44,7 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 
 def known_values(model: "Model") -> dict[str, list[Any]]:
-    """The values of parameters that depend on the model, if it gives vectors."""
+    """Return the allowed values of parameters that depend on the model, if it gives vectors."""
     known: dict[str, list[Any]] = {}
     for predictor in model.predictors.values():
         chosen = predictor.task.chosen
@@ -65,8 +65,8 @@ async def embed(
     """Answer with the vectors of rows.
 
     Args:
-        content: makes what is sent as JSON. The answers that it gets are in base64: a text per
-            row, or a list of them for a row of several vectors; `vectors_of` has the numbers.
+        content: makes the JSON content. The answers that it gets are in base64: a text per row, or
+            a list of texts for a row of several vectors; `vectors_of` decodes them.
     """
     chosen = FeatureExtractionParameters() if parameters is None else parameters
     assert isinstance(chosen, FeatureExtractionParameters)
@@ -99,7 +99,10 @@ async def embed_sparse(
 
 
 def check_one_vector(task: Task, rows: Sequence[Any], parameters: Parameters | None) -> None:
-    """Raises: RequestError if an input has several vectors, for answers with a place for one."""
+    """Check that each input has a single vector, for answers with a place for only one.
+
+    Raises: RequestError.
+    """
     if task.name not in FORMS:
         return
     if getattr(parameters, "per_token", False):
@@ -116,20 +119,22 @@ def check_one_vector(task: Task, rows: Sequence[Any], parameters: Parameters | N
 
 
 def vectors_of(answers: Sequence[Any]) -> Any:
-    """The numbers of answers in base64, fp32: (rows, size), or an array per row if some rows have
-    several vectors."""
+    """Return the numbers of answers in base64, as fp32: (rows, size), or a list with an array per
+    row if some rows have several vectors."""
     if all(isinstance(answer, str) for answer in answers):
         return _matrix(answers)
     return [_matrix(each) if isinstance(each, list) else _matrix([each])[0] for each in answers]
 
 
 def _matrix(vectors: Sequence[str]) -> np.ndarray:
-    """Vectors in base64 as numbers, (vectors, size)."""
+    """Return vectors in base64 as numbers, (vectors, size)."""
     return np.frombuffer(b"".join(map(a2b_base64, vectors)), "<f4").reshape(len(vectors), -1)
 
 
 def _raw(answers: Sequence[str], dtype: str) -> Encoded:
-    """Raises: NotAcceptableError for numbers that float16 does not have."""
+    """Return vectors as raw numbers, with the headers that describe them.
+    Raises: NotAcceptableError for numbers that do not fit into float16.
+    """
     vectors = _matrix(answers)
     if dtype == "float16" and (largest := float(np.abs(vectors).max())) > _LARGEST:
         raise NotAcceptableError(
@@ -142,7 +147,7 @@ def _raw(answers: Sequence[str], dtype: str) -> Encoded:
 
 
 def _arrow(model: "Model", columns: Callable[[], dict[str, pa.Array]]) -> Encoded:
-    """A stream of one batch, with the model in its schema's metadata."""
+    """Return an Arrow stream of one batch, with the model in its schema's metadata."""
     about = {"model": model.name, "version": model.version, "digest": model.digest}
     known = {name: value for name, value in about.items() if value}
     table = pa.table(columns()).replace_schema_metadata(known)
@@ -153,7 +158,7 @@ def _arrow(model: "Model", columns: Callable[[], dict[str, pa.Array]]) -> Encode
 
 
 def _fixed(vectors: np.ndarray) -> pa.Array:
-    """A vector per entry."""
+    """Return a column with one vector per entry."""
     return pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
 
 
@@ -162,14 +167,14 @@ def _even(answers: Sequence[str]) -> pa.Array:
 
 
 def _uneven(answers: Sequence[list[str] | str]) -> pa.Array:
-    """A list of vectors per entry."""
+    """Return a column with a list of vectors per entry."""
     lists = [answer if isinstance(answer, list) else [answer] for answer in answers]
     vectors = _fixed(_matrix([vector for each in lists for vector in each]))
     return pa.ListArray.from_arrays(_offsets(lists), vectors)
 
 
 def _entries(answers: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, pa.Array]:
-    """Columns `indices` and `values`, as long in each row as it has entries."""
+    """Return columns `indices` and `values`, whose lists are as long as the row has entries."""
     entries = [entry for answer in answers for entry in answer]
     columns = {
         "indices": pa.array([entry["index"] for entry in entries], pa.int32()),

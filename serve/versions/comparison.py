@@ -25,7 +25,7 @@ class Pairing:
 
 @dataclass(kw_only=True)
 class Tally:
-    """Sums over the inputs that two models have both answered."""
+    """Sums over the inputs that both models have answered."""
 
     inputs: int = 0
     decided: int = 0
@@ -47,7 +47,7 @@ class Tally:
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of the run; those without any input are left out."""
+        """Return the metrics of the run; those that no input contributes to are left out."""
         values = {"inputs": float(self.inputs), "failed_requests": float(self.failed)}
         if self.decided:
             values["agreement"] = self.agreed / self.decided
@@ -64,7 +64,7 @@ Report = Callable[[Pairing, Tally], None]
 
 
 def compared(task: Task, answers: Sequence[Any], others: Sequence[Any]) -> Tally:
-    """The tally of two models' answers to the same inputs."""
+    """Return the tally of two models' answers to the same inputs."""
     tally = Tally(inputs=len(answers))
     decisions = [name for name, kind in task.cell_types.items() if not _is_score(kind)]
     for answer, other in zip(answers, others, strict=True):
@@ -79,7 +79,7 @@ def compared(task: Task, answers: Sequence[Any], others: Sequence[Any]) -> Tally
 
 
 def _decoded(answer: Any) -> Any:
-    """The numbers of a vector in base64, or of several; any other answer as it is."""
+    """Return the numbers of a vector in base64, or of several; any other answer unchanged."""
     if isinstance(answer, list) and answer and isinstance(answer[0], str):
         return [_decoded(each) for each in answer]
     if not isinstance(answer, str):

@@ -3,13 +3,14 @@
 The plan may change, or name an alias of the registry that moves. Either way the new version is
 loaded beside the one that answers, on a separate thread, runs the task's examples, and then takes
 over between two requests: a request in progress is answered by the version that began it, and no
-process is replaced. A version that cannot be loaded, cannot answer them or does another task leaves
-the old one in place; it is tried again, ever more rarely, since a download may fail for a while.
+process is replaced. If the new version cannot be loaded, fails at the examples or does another
+task, the old version stays. The new version is retried at growing intervals, since a download may
+fail for a while.
 
-The old version is kept until the new one has answered a request. If the new one fails at its first
-requests instead, the old one answers again, and the new one is not tried again unless the plan or
-the alias changes. If a version fails later, the fault is in its process, which Serve's health check
-replaces.
+The old version is kept until the new version has answered a request. If the new version fails at
+its first requests instead, the old version answers again, and the new version is not retried unless
+the plan or the alias changes. If a version fails later, the fault is in its process, which Serve's
+health check replaces.
 """
 
 import logging
@@ -33,7 +34,7 @@ LONGEST_LACK_S = 30.0
 
 
 def reason_of(error: Exception) -> str:
-    """Why a model could not be loaded."""
+    """Return why a model could not be loaded."""
     return str(error) if isinstance(error, RaybertError) else repr(error)
 
 
@@ -47,7 +48,8 @@ class Aim:
     """Interval at which the registry is asked for the alias's version; 0 never asks."""
 
     def resolved(self) -> "Aim":
-        """The same with the version that the alias means now. Raises: see `Reference.pinned`."""
+        """Return the same aim with the version that the alias means now. Raises: see
+        `Reference.pinned`."""
         source = self.source
         if not self.follow_s or not isinstance(source.reference, Registered):
             return self
@@ -55,8 +57,8 @@ class Aim:
         return replace(self, source=replace(source, version=version, digest=None))
 
     def served(self) -> "Aim | None":
-        """The same with the version of the alias that last answered on this machine; None if none
-        has since this was deployed."""
+        """Return the same aim with the version of the alias that last answered on this machine;
+        None if no version has answered since this was deployed."""
         source = self.source
         known = last_served(source.reference, source.digest, uri=source.tracking_uri)
         if known is None:
@@ -80,7 +82,7 @@ class Aim:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelHolder:
-    """The functions of a holder: load a model, let it answer, report problems."""
+    """The functions that a follower needs: load a model, let it answer, report problems."""
 
     load: Callable[[Aim], Model]
     """Loads a model, and makes sure that it answers."""
@@ -96,7 +98,7 @@ class ModelHolder:
 
 @dataclass(frozen=True)
 class _Former:
-    """The version that answered before."""
+    """The version that answered before the present version."""
 
     aim: Aim
     model: Model | None
@@ -115,11 +117,11 @@ class Follower:
         model: Model | None = None,
         former: Aim | None = None,
     ) -> None:
-        """Start nothing yet.
+        """Store the aim; the thread is not started yet.
 
         Args:
-            held: what `model` is, if the holder has one already.
-            former: what answers if `model` fails at its first requests.
+            held: the aim that `model` was loaded for, if the holder already has a model.
+            former: the version that answers if `model` fails at its first requests.
         """
         self._holder, self._aim = holder, aim
         self._held, self._model = held, model
@@ -175,14 +177,16 @@ class Follower:
         self._drop_former()
 
     def _pause_s(self) -> float | None:
-        """Seconds until the next check; None if only a change of the aim requires one."""
+        """Return the seconds until the next check; None if only a change of the aim requires a
+        check."""
         if self._failed is not None:
             left_s = max(0.0, self._again_s - time.monotonic())
             return min(left_s, self._aim.follow_s) if self._aim.follow_s else left_s
         return self._aim.follow_s or None
 
     def _judge(self) -> None:
-        """Drop the former version once the present one has answered; go back to it on failure."""
+        """Drop the former version once the present version has answered; go back to it if that
+        fails."""
         held, model = self._held, self._model
         if held is None or model is None:
             return
@@ -233,7 +237,7 @@ class Follower:
             if held is None or not aim.is_followed_from(held):
                 self._fail(aim, problem, LONGEST_LACK_S)
                 return
-            logger.warning("%s", problem)  # the present version goes on answering
+            logger.warning("%s", problem)  # the present version continues to answer
             banned = "" if self._banned is None else f"{self._banned[1]}; "
             self._holder.set_problem(banned + problem)
             self._holder.set_loading(False)
@@ -271,13 +275,13 @@ class Follower:
         self._holder.set_loading(False)
 
     def _hold(self, aim: Aim, model: Model) -> None:
-        """Let a model answer, and keep the one before it until this one has answered."""
+        """Let a model answer, and keep the model before it until this model has answered."""
         model.when_judged = self._wake.set
         replaced = self._holder.install(model)
         if replaced is not None:
             if self._former is None and self._held is not None:
                 self._former = _Former(self._held, replaced)
-            else:  # it has answered no request: the one before it may still be needed
+            else:  # it answered no request: keep the former version
                 replaced.retire()
         self._held, self._model, self._has_answered = aim, model, False
 

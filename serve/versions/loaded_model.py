@@ -1,4 +1,5 @@
-"""A model loaded in this process, kept at its plan, with the candidate that it is compared with."""
+"""Loads a model in this process, and keeps it at its plan, with the candidate that it is compared
+with."""
 
 import logging
 import weakref
@@ -27,7 +28,7 @@ MODEL, CANDIDATE = "model", "candidate"
 
 
 class HostedModel:
-    """Holds a model, and has it follow its plan (`serve.versions.follower`)."""
+    """Holds a model, and makes it follow its plan (`serve.versions.follower`)."""
 
     def __init__(
         self,
@@ -38,8 +39,8 @@ class HostedModel:
         """Load the model; a candidate is loaded afterwards.
 
         Args:
-            report: takes how a candidate compares, request by request.
-            recorder: is told of requests and passes.
+            report: receives how a candidate compares, request by request.
+            recorder: records requests and passes.
         Raises: see `Model` and `Reference.fetch`.
         """
         self.plan, self._report, self._recorder = plan, report, recorder
@@ -55,7 +56,8 @@ class HostedModel:
         self._compare_with(plan.candidate)
 
     def change(self, plan: Plan) -> None:
-        """Go for another plan, and return at once: what answers goes on answering meanwhile."""
+        """Follow another plan from now on, and return at once: the present model answers
+        meanwhile."""
         self.plan = plan
         self._settle(self.slot.model)
         if self.slot.candidate is not None:
@@ -64,20 +66,23 @@ class HostedModel:
         self._compare_with(plan.candidate)
 
     async def check_health(self) -> None:
-        """Raises: what `Model.check_health` does. A candidate that fails is no reason to replace
-        the process, but one that hangs can be ended in no other way."""
+        """Check the model as `Model.check_health` does, and that the candidate does not hang.
+
+        A candidate that fails is no reason to replace the process, but one that hangs can only be
+        ended with its process.
+        """
         await self.slot.model.check_health()
         if self.slot.candidate is not None:
             self.slot.candidate.slot.model.check_progress()
 
     def close(self) -> None:
-        """Follow no more; models are closed once nobody uses them."""
+        """Stop following the plan; models are closed once no request uses them."""
         self._compare_with(None)
         self._follower.stop(wait=False)
         self.slot.close()
 
     def _settle(self, model: Model) -> None:
-        """Change what can be changed while it answers."""
+        """Apply the settings that can change while the model answers."""
         model.limits, model.truncate = self.plan.limits, self.plan.truncate
         model.max_ongoing_requests = self.plan.max_ongoing_requests
         model.size_cache(self.plan.cache_mib)
@@ -96,8 +101,8 @@ class HostedModel:
         )
 
     def _first(self) -> tuple[Aim, Model]:
-        """The alias's version now, or else the one that last answered here, or else the one that it
-        was deployed with."""
+        """Load the alias's present version, or else the version that last answered on this machine,
+        or else the version of the plan."""
         aim = self._aim(self.plan.source)
         ways: tuple[Callable[[], Aim | None], ...] = (aim.resolved, aim.served)
         for way in ways if aim.follow_s else ():
@@ -105,12 +110,13 @@ class HostedModel:
                 version = way()
                 if version is not None:
                     return version, self._load(version)
-            except Exception as error:  # the follower tries it again, and reports it
+            except Exception as error:  # the follower retries it, and reports it
                 logger.error("%s: %s", aim.source.reference, reason_of(error))
         return aim, self._load(aim)
 
     def _former(self, held: Aim) -> Aim | None:
-        """The version to go back to if the first one fails at its first requests."""
+        """Return the version to go back to if the first version fails at its first requests; None
+        if there is none."""
         deployed = self._aim(self.plan.source)
         if not deployed.follow_s or deployed.source.version is None:
             return None
@@ -130,7 +136,7 @@ class HostedModel:
             trying.close()
 
     def _remember(self, aim: Aim, model: Model) -> None:
-        """Keep which version has answered, for processes that start without the registry."""
+        """Store which version has answered, for processes that start without the registry."""
         source, deployed = aim.source, self.plan.source
         if not aim.follow_s or model.version is None or source.reference != deployed.reference:
             return
@@ -141,9 +147,9 @@ class HostedModel:
             logger.warning("%s: which version answers was not kept: %s", source.named, error)
 
     def _load(self, aim: Aim) -> Model:
-        """The model, which has answered the task's examples.
+        """Load the model, which has then answered the task's examples.
 
-        Raises: see `Model` and `Reference.fetch`; ResourceError for a version that has ended a
+        Raises: see `Model` and `Reference.fetch`; ResourceError for a version that has killed a
             process.
         """
         with self._attempt(aim) as trying:
@@ -155,7 +161,8 @@ class HostedModel:
 
     @contextmanager
     def _attempt(self, aim: Aim) -> Iterator[Attempt | None]:
-        """Inside, a version is loaded; `tracking.models.attempts` notes a new one meanwhile."""
+        """Keep a note while a new version is loaded inside this context
+        (`tracking.models.attempts`)."""
         with ExitStack() as entered:
             trying, source = None, aim.source
             if source.version is not None and self._is_new(source, source.version):
@@ -167,7 +174,8 @@ class HostedModel:
             yield trying
 
     def _is_new(self, source: Source, version: str) -> bool:
-        """Whether a version has neither been loaded where it was deployed nor answered here."""
+        """Whether a version has neither been loaded by the machine that deployed it nor answered
+        here."""
         candidate = self.plan.candidate
         deployed = [self.plan.source, *([] if candidate is None else [candidate.source])]
         for each in deployed:

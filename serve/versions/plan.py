@@ -1,4 +1,4 @@
-"""The plan of a process: the model that it is to serve, and how.
+"""Describes the plan of a process: the model that it is to serve, and how.
 
 A plan is data, so that Ray Serve can hold it as a deployment's `user_config` and hand a changed one
 to processes that run.
@@ -46,13 +46,14 @@ class Source:
 
     @property
     def named(self) -> str:
-        """The reference, with the version if that is known."""
+        """The reference in words, with the version if that is known."""
         if self.version is None:
             return str(self.reference)
         return f"version {self.version} of {self.reference}"
 
     def fetch(self) -> tuple[Path, str | None]:
-        """The bundle's folder on this machine, and its version in the registry, if it has one.
+        """Return the bundle's folder on this machine, and its version in the registry, if it has
+        one.
 
         A version that is known by its digest and was downloaded before needs no registry.
         Raises: see `Reference.fetch`.
@@ -109,7 +110,7 @@ class Plan:
     candidate: CandidatePlan | None = None
 
     def follows(self, source: Source) -> bool:
-        """Whether another version may take the place of this one."""
+        """Whether other versions of this source may replace it while the process serves."""
         reference = source.reference
         is_alias = isinstance(reference, Registered) and reference.alias is not None
         return self.follow_s > 0 and is_alias
@@ -117,7 +118,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """The keys that a server asks for."""
+    """The keys that a server requires."""
 
     path: str
     """The file that they are in."""
@@ -131,7 +132,7 @@ LIMITS = pydantic.TypeAdapter(Limits)
 
 @dataclass(frozen=True)
 class Deployable:
-    """A model's plan, once the machine that deploys it has loaded the model."""
+    """A model's plan, after the deploying machine has loaded the model once."""
 
     plan: Plan
     example: Any
@@ -143,10 +144,11 @@ class Deployable:
 def find(
     config: ServeConfig, loading: Callable[[str], object] = lambda name: None
 ) -> dict[str, Deployable]:
-    """All models by name, each loaded once: Serve would retry a failing replica for minutes.
+    """Return all models by name, after loading each once, since Serve would retry a failing replica
+    for minutes.
 
     Args:
-        loading: is called before a model is loaded.
+        loading: called before a model is loaded, with its name.
     Raises: ConfigError for a reference that does not exist, or a graph that should run on a GPU;
         FormatError for a bundle that is damaged or answers no task; also see `Reference.fetch`.
     """
@@ -210,7 +212,7 @@ def _load(uri: str, model: ModelConfig, name: str, reference: str) -> tuple[Sour
     folder, version = source.fetch()
     predictor = Predictor(
         folder,
-        # A GPU is perhaps not on this machine, and nothing but torch runs there.
+        # This machine may have no GPU, and only torch runs on GPUs.
         device="cpu",
         threads=None if model.num_gpus else model.threads,
         backend=model.backend,
@@ -235,8 +237,8 @@ def _load(uri: str, model: ModelConfig, name: str, reference: str) -> tuple[Sour
 
 
 def _for_replicas(reference: Reference) -> Reference:
-    """What means the same on other machines: a folder's absolute path, and the commit that a model
-    of the hub has now."""
+    """Return a reference that means the same on other machines: a folder's absolute path, or the
+    present commit of a model of the hub."""
     if isinstance(reference, Folder):
         return reference.absolute()
     return reference.pinned() if isinstance(reference, OnHub) else reference

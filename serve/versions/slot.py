@@ -46,7 +46,7 @@ class Slot:
     """Holds the model that answers, and its candidate."""
 
     def __init__(self, model: "Model", recorder: Recorder = NO_RECORDER) -> None:
-        """`recorder`: is told of requests, switches and the state."""
+        """Hold `model`; `recorder` records requests, switches and the state."""
         self.current = Current(model)
         """Read once per request, so that one version answers all of it."""
         self.problems: dict[str, str] = {}
@@ -66,22 +66,22 @@ class Slot:
 
     @property
     def problem(self) -> str | None:
-        """All problems in one text; None without any."""
+        """All problems in one text; None if there are none."""
         return "; ".join(self.problems.values()) or None
 
     def set_loading(self, what: str, is_loading: bool) -> None:
-        """Say that the model or its candidate is about to be replaced, or no more."""
+        """Set whether the model or its candidate (`what`) is about to be replaced."""
         (self.loading.add if is_loading else self.loading.discard)(what)
 
     def set_problem(self, what: str, problem: str | None) -> None:
-        """Say what is wrong with the model or its candidate; None for nothing."""
+        """Set what is wrong with the model or its candidate (`what`); None if nothing is."""
         if problem is None:
             self.problems.pop(what, None)
         else:
             self.problems[what] = problem
 
     def card(self) -> Card:
-        """The card of the model that answers, with its state."""
+        """Return the card of the model that answers, with its state."""
         state: State = "loading" if self.loading else "ready"
         candidate = self.candidate
         return replace(
@@ -95,7 +95,7 @@ class Slot:
     def switch(self, model: "Model") -> "Model":
         """Let another version answer from the next request on.
 
-        Returns: the one that answered until now, which is to be retired.
+        Returns: the version that answered until now, which the caller must retire.
         """
         old, self.current = self.model, Current(model)
         change = change_between(old, model)
@@ -106,12 +106,12 @@ class Slot:
         return old
 
     def close(self) -> None:
-        """The model is closed once nobody uses it."""
+        """Close the model once no request uses it."""
         self.recorder.forget(self.snapshot)
         self.model.retire()
 
     def snapshot(self) -> Snapshot:
-        """The state at this moment, for metrics."""
+        """Return the state at this moment, for metrics."""
         model = self.model
         return Snapshot(
             model=model.name,
@@ -141,8 +141,11 @@ class Candidate:
         )
 
     def takes(self, caller: str | None) -> bool:
-        """Whether the candidate answers this caller: its key, or what it calls itself. Those who do
-        not say who they are get the model itself."""
+        """Whether the candidate answers this caller, given by its key or by the name that it gives
+        itself.
+
+        Callers that do not say who they are get the model itself.
+        """
         if self.mode != "split" or caller is None:
             return False
         number = int.from_bytes(hashlib.sha256(caller.encode()).digest()[:8])
@@ -156,7 +159,7 @@ class Candidate:
         parameters: Parameters | None,
         answered: Answered,
     ) -> None:
-        """Ask the candidate too, some of the time, and report how it compares."""
+        """Ask the candidate too, for a random share of requests, and report how it compares."""
         if self.mode != "shadow" or len(self._running) >= MAX_SHADOWS:
             return
         if self.slot.model.digest == model.digest:  # it has become the model itself
