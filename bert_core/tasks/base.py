@@ -41,7 +41,10 @@ class Options:
 
     @classmethod
     def check_given(cls, values: Container[str]) -> None:
-        """Raises: ConfigError for an option that a user gives without effect."""
+        """Check the names of the options that a user gives.
+
+        Raises: ConfigError for one of `read_names`, which would have no effect.
+        """
         for name in sorted(cls.read_names):
             if name in values:
                 raise ConfigError(
@@ -59,7 +62,7 @@ class Parameters:
 
     @classmethod
     def cutting(cls) -> "Parameters":
-        """The defaults, except that inputs which are too long are cut."""
+        """Return the default parameters, but with cutting of inputs that are too long."""
         return cls(**({} if cls.cut_by is None else {cls.cut_by: True}))
 
 
@@ -74,7 +77,14 @@ class CuttingParameters(Parameters):
 
 
 def check_length(row: int, tokens: int, max_length: int, parameters: Parameters) -> None:
-    """Raises: TooLongError for a text of more tokens than a model reads, special ones included."""
+    """Check the length of an input.
+
+    Args:
+        row: index of the input in the request, for the message.
+        tokens: its tokens, special ones included.
+        max_length: the most tokens that the model reads.
+    Raises: TooLongError if it is longer.
+    """
     if tokens > max_length:
         raise TooLongError(
             f"inputs[{row}]: wanted at most {max_length} tokens including special ones, the "
@@ -85,7 +95,7 @@ def check_length(row: int, tokens: int, max_length: int, parameters: Parameters)
 
 @contextmanager
 def numbered(row: int) -> Iterator[None]:
-    """Name the row, from 1, of an InputError about it, which becomes a CorpusError."""
+    """Turn an InputError into a CorpusError that names the row; rows count from 1."""
     try:
         yield
     except InputError as error:
@@ -166,13 +176,13 @@ class Task(Evaluated, ABC):
     """The options that it was made with."""
 
     def __init__(self, labels: Sequence[str] = (), options: Any = None) -> None:
-        """None for `options` means the defaults."""
+        """Create the task for these labels; None for `options` means the defaults."""
         self.labels = list(labels)
         self.chosen = options or self.options()
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], options: Any = None) -> "Task":
-        """The task for these training rows; its labels, if it has any, are theirs, sorted.
+        """Return the task for these training rows; if it has labels, they are the rows', sorted.
 
         Raises: CorpusError if the rows leave nothing to distinguish.
         """
@@ -180,43 +190,49 @@ class Task(Evaluated, ABC):
 
     @classmethod
     def from_huggingface(cls, entries: Mapping[str, Any], labels: list[str]) -> "Task | None":
-        """The task of a model saved by transformers; None if the model is for another task.
+        """Return the task of a model saved by transformers; None if it is for another task.
 
         Args:
-            entries: contents of its config.json, with sentence-transformers' settings
-                (`modules.settings_of`) in their entry there.
-            labels: names of its head's outputs.
+            entries: contents of the model's config.json, with sentence-transformers' settings
+                (`modules.settings_of`) under `modules.SAYS`.
+            labels: names of the outputs of the model's head.
         """
         return cls(labels)
 
     @classmethod
     def from_head(cls, other: "Task") -> "Task | None":
-        """The task as a model for another, one of `shares_head_with`, answers it with its weights
-        and scores as they are; None if that model's labels or options do not allow it, or nothing
-        says that it can."""
+        """Return this task as answered by a model for `other`, one of `shares_head_with`, with the
+        same weights and scores. None if the labels or options of `other` do not allow it, or if it
+        is unknown whether they do."""
         return None
 
     def in_order_of(self, learned: "Task | None") -> "Task":
-        """The task with its labels in the order that a model has learned, if it has learned the
-        same labels."""
+        """Return the task with its labels in the order in which a model has learned them, if it has
+        learned the same labels; otherwise unchanged.
+
+        Args:
+            learned: the model's task, if any.
+        """
         if learned is None or learned.name != self.name or learned.labels == self.labels:
             return self
         same = set(learned.labels) == set(self.labels)
         return type(self)(learned.labels, self.chosen) if same else self
 
     def adapted(self, tensors: Container[str]) -> "Task":
-        """The task as done by a model with weights of these names."""
+        """Return the task for a model with weights of these names, by which some options are
+        detected."""
         return self
 
     @classmethod
     def checked(
         cls, rows: Sequence[Row], options: Any = None, *, learned: bool = True
     ) -> list[Row | InputError]:
-        """Each labelled row as the task reads it, or what is wrong with it.
+        """Return each labelled row as the task reads it, or the error about it.
 
         Args:
-            learned: whether a loss is computed on the rows, or they are only scored.
-        Raises: CorpusError for what is wrong with the rows together.
+            learned: whether a loss is computed on the rows; otherwise answers to them are only
+                scored.
+        Raises: CorpusError for a fault that concerns all rows together.
         """
         checked: list[Row | InputError] = []
         for row in rows:
@@ -228,22 +244,25 @@ class Task(Evaluated, ABC):
 
     @classmethod
     def checked_row(cls, row: Row, options: Any = None, *, learned: bool = True) -> Row:
-        """A labelled row as the task reads it. Raises: InputError if there is no reading it."""
+        """Return a labelled row as the task reads it. Raises: InputError if the row is invalid."""
         return row
 
     def to_learn(self, rows: Sequence[Row], max_length: int) -> "Task":
-        """The task as a model learns it from these rows, those that are trained on, in windows of
-        at most `max_length` ids.
+        """Return the task with what it takes from its training rows and window length, such as the
+        mean of the scores.
 
-        Raises: CorpusError if nothing can be learned from them.
+        Args:
+            rows: the rows that are trained on.
+            max_length: maximum number of ids of a window.
+        Raises: CorpusError if nothing can be learned from the rows.
         """
         return self
 
     def fitting(
         self, rows: Sequence[Row], *, learned: bool = True, trained: bool = False
     ) -> list[Row | InputError]:
-        """Each labelled row as `checked` reads it, or what is wrong with it for a model with these
-        labels.
+        """Return each labelled row as `checked` reads it, or the error about it. A label that the
+        task does not have is an error too.
 
         Args:
             learned: as in `checked`.
@@ -262,45 +281,51 @@ class Task(Evaluated, ABC):
         return taken
 
     def check_known(self, row: Row) -> None:
-        """Raises: InputError for a row with a label that is none of `labels`, if there are any."""
+        """Check that the row's labels are among `labels`, if the task has any. Raises: InputError
+        if not."""
 
     def check_trained(self, row: Row) -> None:
-        """Raises: InputError for a training row that nothing can be learned from."""
+        """Check a training row. Raises: InputError if nothing can be learned from it."""
 
     @classmethod
     def shapes(cls, options: Any = None) -> tuple[type, type]:
-        """Dataclasses of the fields of labelled rows: the input, and the expected answer."""
+        """Return the dataclasses of the fields of labelled rows: the input, and the expected
+        answer."""
         return cls.inputs, cls.target
 
     @classmethod
     def digests(cls, rows: Sequence[Row], options: Any = None) -> Digests:
-        """Digest of each row's input alone: rows with equal inputs have equal digests."""
+        """Return a digest of each row's input, without its labels: equal inputs have equal
+        digests."""
         return row_digests(rows, [one.name for one in fields(cls.shapes(options)[0])])
 
     @classmethod
     def groups(cls, rows: Sequence[Row], options: Any = None) -> Digests:
-        """Digest of each row's group: rows with equal digests must stay together in a split."""
+        """Return a digest of each row's group: rows with equal digests must stay together in a
+        split."""
         return row_digests(rows, cls.shared) if cls.shared else cls.digests(rows, options)
 
     def request_of(self, row: Row) -> Any:
-        """The input of a labelled row as a caller sends it: an object, or a bare text."""
+        """Return the input of a labelled row as a caller sends it: an object, or a bare text."""
         names = [one.name for one in fields(self.inputs)]
         request = {name: row[name] for name in names if row.get(name) is not None}
         values = list(request.values())
         return values[0] if len(values) == 1 and isinstance(values[0], str) else request
 
     def encoder_config(self, config: EncoderConfig) -> EncoderConfig:
-        """The part of a model's encoder that it uses. Raises: ConfigError if the model lacks it."""
+        """Return the part of a model's encoder that the task uses. Raises: ConfigError if the model
+        lacks it."""
         return config
 
     @property
     def max_length(self) -> int | None:
-        """Tokens at which its inputs are cut, if lower than the model's positions."""
+        """Number of tokens to which inputs are cut, if lower than the model's positions; None if
+        the task sets no limit."""
         return None
 
     @abstractmethod
     def build_objective(self, config: EncoderConfig) -> "Objective":
-        """A newly initialized head with the task's loss."""
+        """Create a newly initialized head with the task's loss."""
 
     @abstractmethod
     def encode(
@@ -312,18 +337,18 @@ class Task(Evaluated, ABC):
         labelled: bool = False,
         parameters: Any = None,
     ) -> list[Window]:
-        """The windows of the rows, in order, each of at most `max_length` ids.
+        """Return the windows of the rows, in order, each of at most `max_length` ids.
 
         Args:
             labelled: whether the windows carry the rows' labels.
-            parameters: the request's; None cuts what is too long. Where cutting is disabled, a
+            parameters: those of the request; None cuts what is too long. If cutting is disabled, a
                 window may be longer than `max_length`.
         Raises: CorpusError if a label is not one of `labels`; InputError for a text that is too
-            long, where other windows would repeat it.
+            long, in tasks in which several windows would repeat it.
         """
 
     def least_windows(self, rows: Sequence[Row], parameters: Any) -> int:
-        """A lower bound of the number of windows that `encode` makes, found without tokenizing."""
+        """Return a lower bound of the number of windows that `encode` makes, without tokenizing."""
         return len(rows)
 
     @abstractmethod
@@ -334,10 +359,10 @@ class Task(Evaluated, ABC):
         scores: Sequence[np.ndarray],
         parameters: Any = None,
     ) -> list[Any]:
-        """The answers, one per row, in Hugging Face's inference schema.
+        """Return the answers, one per row, in Hugging Face's inference schema.
 
         Args:
-            windows: those of all the rows, as `encode` returns them.
+            windows: the windows of all rows, as `encode` returns them.
             scores: one array per window, as the objective's `logits` returns them, padding
                 included.
             parameters: None for the defaults.
@@ -350,24 +375,25 @@ class Task(Evaluated, ABC):
         scores: Sequence[np.ndarray] | None = None,
         parameters: Any = None,
     ) -> list[int]:
-        """How many numbers the vectors in the answer to each window have; 0 for other answers.
+        """Return how many numbers the vectors in the answer to each window have; 0 if the answer
+        has no vectors.
 
         Args:
-            scores: those of the windows. Without them, what depends on them counts as 0.
+            scores: the scores of the windows. If None, numbers that depend on them count as 0.
         """
         return [0] * len(windows)
 
     def remarks(self, rows: Sequence[Row]) -> Remarks:
-        """Oddities of labelled rows that are still used, and how the rows were read."""
+        """Return notes on how the rows were read, and on oddities of rows that are used anyway."""
         return {"rows_with_empty_text": sum(has_empty_text(self.inputs, row) for row in rows)}
 
     @abstractmethod
     def cells(self, answer: Any) -> dict[str, Any]:
-        """The best candidate of an answer, as columns of a table."""
+        """Return the best candidate of an answer, as columns of a table."""
 
     @classmethod
     def options_of(cls, values: Mapping[str, Any]) -> Options:
-        """Options from values by name, checked.
+        """Return the options with these values, by name, after checking them.
 
         A whole number is accepted where text is wanted, such as a label written without quotes.
         Raises: ConfigError naming the invalid option.

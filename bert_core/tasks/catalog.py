@@ -1,4 +1,4 @@
-"""All tasks, by Hugging Face's name of the pipeline where there is one."""
+"""All tasks, by the name of Hugging Face's pipeline if there is one."""
 
 from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
@@ -36,6 +36,6 @@ TASKS: dict[str, type[Task]] = {
 
 
 def also(task: Task) -> list[Task]:
-    """The other tasks that a model for a task answers with the same head and the same scores."""
+    """Return the other tasks that a model for `task` can answer with the same head and scores."""
     kinds = [kind for kind in TASKS.values() if task.name in kind.shares_head_with]
     return [made for made in (kind.from_head(task) for kind in kinds) if made is not None]

@@ -18,7 +18,8 @@ DIGEST_BYTES = 8
 
 
 def row_digests(rows: Sequence[Row], names: Sequence[str]) -> Digests:
-    """BLAKE2 of the fields with these names, in this order; any white space counts as one space."""
+    """Return a BLAKE2 digest of each row's fields with these names, in this order. Any run of white
+    space counts as a single space."""
     contents = (
         json.dumps([_plain(row[name]) for name in names if row.get(name) is not None])
         for row in rows

@@ -1,6 +1,6 @@
-"""The measures of a task: how evaluation compares its answers with labelled rows.
+"""The methods of a task with which evaluation compares its answers with labelled rows.
 
-Every task has `compare` and `metrics`; the rest has defaults that follow from them.
+Every task implements `compare` and `metrics`; the others have defaults that follow from them.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ Columns = dict[str, np.ndarray]
 
 
 class Evaluated(ABC):
-    """The measures of a task's answers."""
+    """A task whose answers can be evaluated."""
 
     name: ClassVar[str]
     chosen: Any
@@ -31,52 +31,53 @@ class Evaluated(ABC):
 
     @abstractmethod
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        """The columns for `metrics`, from labelled rows and their answers (with default
-        parameters)."""
+        """Return the columns for `metrics`, from labelled rows and the answers to them with default
+        parameters."""
 
     @abstractmethod
     def metrics(self, columns: Columns) -> dict[str, float]:
-        """All metrics by name, including the main one, over at least one row."""
+        """Return all metrics by name, including the main metric, over at least one row."""
 
     def plain(self, rows: Sequence[Row]) -> list[Row] | None:
-        """The inputs of labelled rows as most callers send them, to be scored too; None if that is
-        what the rows have."""
+        """Return the inputs of labelled rows in the form in which most callers send them, to be
+        evaluated too; None if the rows already have that form."""
         return None
 
     def compare_plain(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        """Further columns for `metrics`, from the answers to the `plain` inputs of the rows."""
+        """Return further columns for `metrics`, from the answers to the `plain` inputs of the
+        rows."""
         raise NotImplementedError
 
     def main_metric(self, metrics: Collection[str]) -> str:
-        """The metric that decides by default, for rows that have these metrics."""
+        """Return the metric that decides by default, for rows that have these metrics."""
         return self.primary_metric
 
     def is_comparable(self, other: "Evaluated") -> bool:
-        """Whether metrics can rank a model for this task against a model for the other."""
+        """Whether metrics can rank a model for this task against a model for `other`."""
         return (self.name, self.chosen) == (other.name, other.chosen)
 
     def constant(self, rows: Sequence[Row]) -> Columns | None:
-        """`compare` for the best answer that ignores the input: the baseline.
+        """Return the columns of `compare` for the baseline: the best answer that ignores the input.
 
         None if there is no such answer.
         """
         return None
 
     def baseline(self, rows: Sequence[Row]) -> dict[str, float]:
-        """The metrics of `constant`; empty if that is None."""
+        """Return the metrics of `constant`; empty if that is None."""
         columns = self.constant(rows)
         return {} if columns is None else self.metrics(columns)
 
     def by_class(self, columns: Columns) -> dict[str, dict[str, float]] | None:
-        """`precision`, `recall`, `f1`, or `accuracy`, and `support` (its number of rows or other
-        items) per class; None if there are no classes.
+        """Return per class `support` (its number of rows or other items), and `precision`, `recall`
+        and `f1`, or `accuracy`; None if there are no classes.
         """
         return None
 
     def faults(self, columns: Columns) -> Num[np.ndarray, "rows"]:
-        """How wrong the answer to each row is: 0 if it is right.
+        """Return how wrong the answer to each row is: 0 if it is right.
 
-        By default, 1 minus the primary metric of the row alone.
+        By default, 1 minus the primary metric computed on that row only.
         """
         (rows,) = {len(column) for column in columns.values()}
         metrics_of_rows = (
@@ -86,20 +87,21 @@ class Evaluated(ABC):
         return np.array([1.0 - metrics[self.primary_metric] for metrics in metrics_of_rows])
 
     def wrong(self, columns: Columns) -> Bool[np.ndarray, "rows"] | None:
-        """Which rows are answered wrong; None if answers are only nearer or farther, not right or
-        wrong."""
+        """Return which rows are answered wrong; None if answers are not right or wrong, but more or
+        less close."""
         return self.faults(columns) > 0
 
     def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"] | None:
-        """The probability that each answer assigns to itself; None if answers have none."""
+        """Return the probability that each answer states for itself; None if answers have none."""
         return None
 
     def claims(
         self, rows: Sequence[Row], answers: Sequence[Any]
     ) -> tuple[Float[np.ndarray, "claims"], Bool[np.ndarray, "claims"]] | None:
-        """Every probability that calibration checks, and whether what it is assigned to is right.
+        """Return every probability whose calibration is checked, and whether the claim that it
+        belongs to is right.
 
-        By default, that of each row's answer. None if answers have none.
+        By default, each row's answer is a claim. None if answers have no probabilities.
         """
         confidence = self.confidence(answers)
         if confidence is None:

@@ -17,13 +17,13 @@ LONGEST = 4000
 
 
 def examples_of(task: Task, rows: Sequence[Row], count: int) -> tuple[Any, ...]:
-    """The inputs of up to `count` rows, as a caller sends them: without the expected answers.
+    """Return the inputs of up to `count` rows as a caller sends them, without expected answers.
 
-    Inputs of more than `LONGEST` characters are left out. Of the others only those with the most
-    fields are considered, so that a signature can be derived from them. Those of median length come
-    first, or of `READABLE` characters if the median is above that, and every expected answer comes
-    once before any comes again. Equal inputs count once, and the first of two equally good rows is
-    taken.
+    Inputs of more than `LONGEST` characters are left out. Of the others, only those with the most
+    fields are considered, so that a signature can be derived from them. Inputs whose length is
+    closest to the median come first, or closest to `READABLE` characters if the median is above
+    that; and every expected answer comes once before any comes again. Equal inputs count once, and
+    the first of two equally good rows is taken.
     """
     targets = [one.name for one in fields(task.shapes(task.chosen)[1])]
     inputs: dict[str, tuple[Any, str]] = {}

@@ -82,7 +82,8 @@ class PromptOptions(Options):
     """Name of the prompt that is used by default."""
 
     def prompt(self, name: str | None) -> str:
-        """The text of the prompt `name`, or of the default one; empty if there is neither.
+        """Return the text of the prompt `name`, or of the default prompt; empty if there is
+        neither.
 
         Raises: InputError if the model has no prompt of this name.
         """
@@ -295,7 +296,8 @@ class FeatureExtraction(Task, SentenceTransformer):
         return self.chosen.max_length
 
     def files(self, config: EncoderConfig) -> dict[str, Any]:
-        """Files with which sentence-transformers computes the same vectors from the bundle."""
+        """Return the files with which sentence-transformers computes the same vectors from the
+        bundle."""
         kinds = ["Transformer", "Pooling", *(["Normalize"] if self.chosen.normalize else [])]
         modes = {mode: self.chosen.pooling == name for name, mode in _MODES.items()}
         longest = self.chosen.max_length or config.max_length
@@ -309,7 +311,8 @@ class FeatureExtraction(Task, SentenceTransformer):
         return files
 
     def request_of(self, row: Row) -> str:
-        """The row's `text`, whatever it is compared with: a vector is for one text."""
+        """Return the row's `text` only, without texts to compare it with: a vector is for one
+        text."""
         return row["text"]
 
     def encoder_config(self, config: EncoderConfig) -> EncoderConfig:
@@ -367,7 +370,7 @@ class FeatureExtraction(Task, SentenceTransformer):
         return windows
 
     def _runs(self, ids: tuple[Ids, ...], *, per_token: bool) -> dict[str, np.ndarray]:
-        """The range of tokens that each vector averages."""
+        """Return the range of tokens that each vector averages: where it starts and ends."""
         if per_token:
             places = np.arange(len(ids[0]))
             return {"vector_starts": places, "vector_ends": places + 1}
@@ -378,7 +381,8 @@ class FeatureExtraction(Task, SentenceTransformer):
     def _labels(
         self, rows: Sequence[Row], texts: Sequence[Sequence[str]], all_texts: Sequence[str]
     ) -> Iterator[dict[str, np.ndarray]]:
-        """For each text of a row: its similarity to the first, and a number that identifies it."""
+        """Yield for every row, for each of its texts, the similarity to the first text and a number
+        that identifies the text."""
         scored = _loss_of(rows) == "cosine"
         for number, row in enumerate(rows, 1):
             with numbered(number):
@@ -399,7 +403,8 @@ class FeatureExtraction(Task, SentenceTransformer):
         scores: Sequence[Float[np.ndarray, "_ size"]],
         parameters: FeatureExtractionParameters | None = None,
     ) -> list[list[Any] | str]:
-        """One vector per row; a list of them for rows of several texts, or with `per_token`."""
+        """Return one vector per row; a list of vectors for rows of several texts, or with
+        `per_token`."""
         parameters = parameters or self.parameters()
         scaled = self.chosen.normalize if parameters.normalize is None else parameters.normalize
         answers: list[list[Any] | str] = []
@@ -423,7 +428,8 @@ class FeatureExtraction(Task, SentenceTransformer):
         return [hidden_size * len(window.positions["vector_starts"]) for window in windows]
 
     def _cut(self, vectors: Float[np.ndarray, "_ size"], size: int | None) -> np.ndarray:
-        """Raises: InputError if the model was not trained for vectors of this size."""
+        """Return the first `size` numbers of each vector; None keeps all. Raises: InputError if the
+        model was not trained for vectors of this size."""
         if size is None or size == vectors.shape[-1]:
             return vectors
         if size not in self.chosen.dimensions:
@@ -435,8 +441,8 @@ class FeatureExtraction(Task, SentenceTransformer):
         return vectors[..., :size]
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        """For rows with a score: `predicted`, the cosine. For others: the rank of `text_pair` among
-        all texts that rows of the set are compared with."""
+        """For rows with a score, `predicted` is the cosine. For other rows, `rank` is that of
+        `text_pair` among all texts with which any row is compared."""
         vectors = [unit(np.array(answer, dtype=np.float32)) for answer in answers]
         firsts, pairs = (np.stack([row[place] for row in vectors]) for place in (0, 1))
         if _loss_of(rows) == "cosine":
@@ -450,7 +456,8 @@ class FeatureExtraction(Task, SentenceTransformer):
         return self.compare(rows, [[[1.0]] * len(texts_of(row)) for row in rows])
 
     def cells(self, answer: list[Any] | str) -> dict[str, Any]:
-        """The vector; the first if there are several, so `[CLS]`'s with `per_token`."""
+        """Return the vector; the first if there are several, which with `per_token` is that of
+        `[CLS]`."""
         return {"vector": answer[0] if isinstance(answer[0], list) else answer}
 
     def metrics(self, columns: Columns) -> dict[str, float]:
@@ -460,7 +467,8 @@ class FeatureExtraction(Task, SentenceTransformer):
         return {name: metrics[name] for name in ("spearman", "pearson")}
 
     def faults(self, columns: Columns) -> Num[np.ndarray, "rows"]:
-        """For rows with a score, how far the cosine's rank is from the score's, from 0 to 1."""
+        """For rows with a score, return how far the rank of the cosine is from the rank of the
+        score, from 0 to 1."""
         if "rank" in columns:
             return super().faults(columns)
         from scipy.stats import rankdata  # takes a second to import
@@ -479,13 +487,14 @@ class FeatureExtraction(Task, SentenceTransformer):
 
 
 def texts_of(row: Row) -> list[str]:
-    """A row's `text`, and the texts that it is compared with."""
+    """Return a row's `text`, and the texts that it is compared with."""
     pair = row.get("text_pair")
     return [row["text"], *([] if pair is None else [pair]), *(row.get("negatives") or ())]
 
 
 def named(row: Row, cuts: Sequence[Cut | None]) -> list[tuple[Cut, ...]]:
-    """The cut of each text of a row, if it has one, with the text's name if there are several."""
+    """Return the cut of each text of a row, empty if the text was not cut. If the row has several
+    texts, cuts have the names of their texts."""
     names = ["text", *(["text_pair"] if row.get("text_pair") is not None else [])]
     names += [f"negatives[{place}]" for place in range(len(cuts) - len(names))]
     return [
@@ -501,8 +510,8 @@ def sequences_of(
     parameters: VectorParameters,
     prompt: str = "",
 ) -> Iterator[tuple[Ids, Cut | None]]:
-    """Each text after the prompt, with its special tokens, cut to `limit` tokens where the
-    parameters say so; and how it was cut."""
+    """Yield the ids of each text, with the prompt before it and special tokens, and how it was cut;
+    None if it was not. Texts are cut to `limit` tokens if the parameters say so."""
     from_end = cuts_beginning(tokenizer, parameters.truncation_direction)
     texts = [prompt + text for text in texts] if prompt else texts
     if parameters.truncate:
@@ -521,7 +530,8 @@ def sequences_of(
 
 @dataclass(frozen=True)
 class Compared:
-    """Rows whose `text_pair` is to be found among all texts that any of them is compared with."""
+    """Rows as a search task: each row's `text_pair` is to be found among all texts with which any
+    of the rows is compared."""
 
     places: Int[np.ndarray, "passages"]
     """Where each different text is first compared with, counted over all rows in order."""
@@ -532,7 +542,7 @@ class Compared:
 
 
 def compared(rows: Sequence[Row]) -> Compared:
-    """Raises: CorpusError if a row has no `text_pair`."""
+    """Return the rows as a search task. Raises: CorpusError if a row has no `text_pair`."""
     _check_pairs(rows)
     texts = [texts_of(row) for row in rows]
     passages = [text for row_texts in texts for text in row_texts[1:]]
@@ -553,7 +563,8 @@ def _check_pairs(rows: Sequence[Row]) -> None:
 
 
 def _loss_of(rows: Sequence[Row]) -> VectorLoss:
-    """The loss for these rows. Raises: CorpusError without a pair, or if only some have a score."""
+    """Return the loss for these rows. Raises: CorpusError if a row has no `text_pair`, or only some
+    rows have a score."""
     _check_pairs(rows)
     scored = rows[0].get("score") is not None
     for number, row in enumerate(rows, 1):
@@ -568,11 +579,11 @@ def _loss_of(rows: Sequence[Row]) -> VectorLoss:
 
 
 def base64_of(vector: Float[np.ndarray, "size"]) -> str:
-    """Base64 of a vector's little-endian fp32 numbers."""
+    """Return the base64 of a vector's little-endian fp32 numbers."""
     return base64.b64encode(np.ascontiguousarray(vector, dtype="<f4").data).decode()
 
 
 def unit(vectors: Float[np.ndarray, "*rows size"]) -> Float[np.ndarray, "*rows size"]:
-    """The vectors scaled to length 1; all-zero vectors stay zero."""
+    """Return the vectors scaled to length 1; all-zero vectors stay zero."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.maximum(lengths, 1e-12)

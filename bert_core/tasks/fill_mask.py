@@ -166,10 +166,11 @@ class FillMask(Task):
         scores: Sequence[Float[np.ndarray, "_ vocab"]],
         parameters: FillMaskParameters | None = None,
     ) -> list[Any]:
-        """The candidates for the mask, or a list of candidates per mask if there are several.
+        """Return the candidates for the mask, or a list of candidates per mask if there are
+        several; an empty list if all masks of a row were cut off.
 
-        If a row has its words, the first candidate for each mask also has the rank and log
-        probability of the word; a row whose masks are all cut off has an empty list.
+        If the row's words are known, the first candidate for each mask also has the rank and log
+        probability of the right word.
         """
         parameters = parameters or self.parameters()
         answers: list[Any] = []
@@ -204,7 +205,8 @@ class FillMask(Task):
         )
 
     def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"]:
-        """The product over the masks of the best candidate's probability; 0 without masks."""
+        """Return the product over the masks of the best candidate's probability; 0 without
+        masks."""
         best = ([candidates[0]["score"] for candidates in by_mask(answer)] for answer in answers)
         return np.array([np.prod(scores) if scores else 0.0 for scores in best])
 
@@ -223,15 +225,21 @@ class _Masks:
 
 
 def _with_masks_of(tokenizer: Tokenizer, text: str) -> str:
-    """The text with the vocabulary's own mark. The usual marks are six characters long, so that
-    characters keep their places."""
+    """Return the text with the vocabulary's mask token in place of either usual one. Both are six
+    characters long, so that other characters keep their positions."""
     for name in (MASK, OTHER_NAMES[MASK]):
         text = text.replace(name, tokenizer.mask_token)
     return text
 
 
 def _word_ids(row: Row, number: int, tokenizer: Tokenizer, masks: int) -> Int[np.ndarray, "masks"]:
-    """Raises: CorpusError if there is not a word for each of the text's masks."""
+    """Return the ids of the row's words.
+
+    Args:
+        number: number of the row, from 1, for the message.
+        masks: the number of masks in the row's text.
+    Raises: CorpusError unless there is a word for each mask, and each is a single token.
+    """
     words = row["words"]
     if len(words) != masks or not masks:
         raise CorpusError(
@@ -251,7 +259,8 @@ def _word_ids(row: Row, number: int, tokenizer: Tokenizer, masks: int) -> Int[np
 def _target_ids(
     tokenizer: Tokenizer, targets: Sequence[str] | None
 ) -> Int[np.ndarray, "targets"] | None:
-    """Raises: InputError if there are no targets, or one is not a single token."""
+    """Return the ids of the targets, ascending; None for None. Raises: InputError if the list is
+    empty, or a target is not a single token."""
     if targets is None:
         return None
     if not targets:
@@ -267,7 +276,7 @@ def _target_ids(
 
 
 def _ids_of_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[Ids]:
-    """Ids of each word as it is within a text."""
+    """Return the ids of each word as it would be within a text."""
     return ids_of(tokenizer, [f" {word}" if tokenizer.reads_spaces else word for word in words])
 
 
@@ -302,5 +311,5 @@ def _candidates(
 
 
 def by_mask(answer: Any) -> list[list[dict[str, Any]]]:
-    """The candidates per mask of an answer, whether that has one mask, several or none."""
+    """Return the candidates per mask of an answer, whether it has one mask, several or none."""
     return answer if not answer or isinstance(answer[0], list) else [answer]

@@ -1,4 +1,4 @@
-"""Tasks as shown by `raybert list tasks` and docs/tasks.md: a row of every kind, and all
+"""Describes the tasks for `raybert list tasks` and docs/tasks.md: a row of every kind, and all
 options and parameters with their meaning.
 
 Everything is read from the tasks, so that a new task is documented automatically. Imports neither
@@ -35,10 +35,10 @@ its rows are for evaluation.
 
 
 def guide(name: str | None = None, *, metrics: bool = False) -> str:
-    """A task as plain text, or all.
+    """Return the description of a task as plain text; of all tasks if `name` is None.
 
     Args:
-        metrics: also show which metric decides for each task; finding out takes two seconds.
+        metrics: whether to show which metric decides for each task; finding out takes two seconds.
     """
     tasks = TASKS.values() if name is None else [TASKS[name]]
     return "\n\n".join(_described(task, metrics=metrics) for task in tasks)
@@ -59,24 +59,25 @@ def _described(task: type[Task], *, metrics: bool) -> str:
 
 
 def summary(task: type[Task]) -> str:
-    """The first paragraph of the docstring of the task's module."""
+    """Return the first paragraph of the docstring of the task's module."""
     about = inspect.getdoc(inspect.getmodule(task)) or ""
     return " ".join(about.partition("\n\n")[0].split()).rstrip(".")
 
 
 def shown_row(kind: Kind) -> str:
-    """The kind's first row as JSON."""
+    """Return the kind's first row as JSON."""
     return json.dumps(kind.rows[0], ensure_ascii=False)
 
 
 def _needs(kind: Kind) -> str:
-    """The options that these rows require, as on the command line."""
+    """Return the options that these rows require, as on the command line."""
     options = (f"--options.{name} {json.dumps(value)}" for name, value in kind.options.items())
     return "".join(f"  (with {option})" for option in options)
 
 
 def _origin(task: type[Task]) -> str:
-    """The metric that decides between two models, and the Hugging Face class with this head."""
+    """Return the metric that decides between two models, and the Hugging Face class with this
+    head."""
     architecture = ARCHITECTURES.get(frozenset({task.objective}), "Model")
     answered_by = (
         "" if task.trainable else f"; answered by models for {', '.join(task.shares_head_with)}"
@@ -85,14 +86,15 @@ def _origin(task: type[Task]) -> str:
 
 
 def meanings(kind: type[Any]) -> list[tuple[str, str]]:
-    """Name of each field of a dataclass, and its docstring with its range and default."""
+    """Return the name of each field of a dataclass, and its docstring with its range and
+    default."""
     documented = docstrings(kind)  # type: ignore[arg-type]  # mypy: a class has no hash
     return [(one.name, f"{documented[one.name]}{_limits(kind, one)}") for one in fields(kind)]
 
 
 @cache  # the module's source is read and parsed
 def docstrings(kind: type[Any]) -> dict[str, str]:
-    """Field of a dataclass → its docstring, on one line."""
+    """Return field of a dataclass → its docstring, on one line."""
     return {
         param.arg_name: " ".join((param.description or "").split())
         for cls in reversed(kind.__mro__[:-1])
@@ -101,7 +103,8 @@ def docstrings(kind: type[Any]) -> dict[str, str]:
 
 
 def _limits(kind: type, field: Field) -> str:
-    """The values that a field takes, and its default."""
+    """Return the values that a field takes, and its default, in brackets; empty if neither is
+    known."""
     allowed, default = constraints(kind).get(field.name), default_of(field)
     notes = [str(allowed) if isinstance(allowed, Range) else one_of(allowed)] if allowed else []
     notes += [] if default is None else [f"default: {json.dumps(default)}"]
@@ -109,7 +112,7 @@ def _limits(kind: type, field: Field) -> str:
 
 
 def markdown() -> str:
-    """All tasks, as the text of docs/tasks.md."""
+    """Return the text of docs/tasks.md."""
     return "\n".join([HEAD, *("\n".join(_section(task)) for task in TASKS.values())])
 
 
@@ -129,7 +132,7 @@ def _section(task: type[Task]) -> Iterator[str]:
 
 
 def _metrics(task: type[Task]) -> str:
-    """The metric that decides; one per kind of rows if they differ."""
+    """Return the metric that decides; if kinds of rows differ, the metric of each kind."""
     metrics = {kind.name: _metric(task, kind) for kind in task.kinds}
     if len(set(metrics.values())) == 1:
         return metrics[task.kinds[0].name]

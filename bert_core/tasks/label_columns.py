@@ -1,7 +1,7 @@
-"""Labels of a row given as a column per label, or as a list, of 0 and 1: their names.
+"""Names of the labels of rows that give labels as 0 and 1, in a column per label or in a list.
 
-That is how Jigsaw's and GoEmotions' CSV files, and data sets for transformers' multi-label models,
-are published.
+Jigsaw's and GoEmotions' CSV files, and data sets for transformers' multi-label models, are
+published that way.
 """
 
 import json
@@ -23,14 +23,17 @@ _LOOKED_AT = 100
 def with_names(
     of_file: LabelledFile, source: str, target: type, field: str, names: Sequence[str], setting: str
 ) -> LabelledFile:
-    """The records with the names of the labels that each has, in the column `field`; those with
-    something other than 0 and 1 are among the unread.
+    """Return the file with the names of each record's labels in the column `field`. Records with
+    anything but 0 and 1 are moved to `unread`.
 
     Args:
+        source: the file's name, for messages.
         target: shape of the expected answer.
-        names: of all labels: columns of the records, or what the places of a list in `field` mean.
-        setting: what the user calls the columns, for messages.
-    Raises: ConfigError if the field cannot be given so; CorpusError naming a column that is
+        field: the field of the target that holds the labels.
+        names: names of all labels: columns of the records, or the labels for the places of a list
+            in `field`.
+        setting: the setting with which the user names columns, for messages.
+    Raises: ConfigError if the field cannot be given that way; CorpusError naming a column that is
         missing.
     """
     if field != column_per_label(target):
@@ -66,12 +69,13 @@ def with_names(
 
 
 def column_per_label(target: type) -> str | None:
-    """The field of a target that may be given as a column per label, if it has one."""
+    """Return the field of a target that may be given as a column per label; None if it has
+    none."""
     return getattr(target, "column_per_label", None)
 
 
 def holds_ticks(records: Sequence[Row], field: str, names: Sequence[str]) -> bool:
-    """Whether a column holds a list of 0 and 1 for labels with these names, in some row."""
+    """Whether some row has a list of 0 and 1, as long as `names`, in the column `field`."""
     return any(
         isinstance(cell := record.get(field), list)
         and len(cell) == len(names)
@@ -81,7 +85,8 @@ def holds_ticks(records: Sequence[Row], field: str, names: Sequence[str]) -> boo
 
 
 def to_name(records: Sequence[Row], setting: str, field: str) -> str | None:
-    """How to name the columns that hold only 0 and 1; None if fewer than two do."""
+    """Return how to name the columns that hold only 0 and 1, for a message; None if there are fewer
+    than two."""
     looked_at = records[:_LOOKED_AT]
     ticked = [
         str(name)
@@ -95,7 +100,11 @@ def to_name(records: Sequence[Row], setting: str, field: str) -> str | None:
 
 
 def _labels(cells: Any, names: Sequence[str], column: str | None) -> list[str] | Unread:
-    """The names of the cells that are 1. `column` holds them all; otherwise each has its own."""
+    """Return the names of the cells that are 1; `Unread` if a cell is neither 0 nor 1.
+
+    Args:
+        column: the column that holds all cells as a list; None if each cell has its own column.
+    """
     if not isinstance(cells, list) or len(cells) != len(names):
         return Unread(
             f"wanted a list of {len(names)} times 0 or 1 in the column {column!r}, got "

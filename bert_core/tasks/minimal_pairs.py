@@ -120,8 +120,8 @@ class MinimalPairs(Task):
         labelled: bool = False,
         parameters: CuttingParameters | None = None,
     ) -> list[Window]:
-        """Windows of each sentence, the good one first, with a sequence per token that is masked:
-        one window, unless the sentence is long."""
+        """Return the windows of each sentence, the good sentence of a row first. A window has a
+        sequence for each masked token; only a long sentence has more than one window."""
         texts = [row[name] for row in rows for name in SENTENCES]
         return [
             window
@@ -140,7 +140,8 @@ class MinimalPairs(Task):
         scores: Sequence[Float[np.ndarray, "_"]],
         parameters: CuttingParameters | None = None,
     ) -> list[dict[str, Any]]:
-        """The scores of both sentences, in nats, and the name of the one with the higher."""
+        """Return the scores of both sentences, in nats, and the name of the sentence with the
+        higher score."""
         sums = [dict.fromkeys(SENTENCES, 0.0) for _ in rows]
         for window, of_window in zip(windows, scores, strict=True):
             sums[window.row][window.origin] += float(of_window.sum(dtype=np.float64))
@@ -165,8 +166,8 @@ class MinimalPairs(Task):
         return {"accuracy": CHANCE}
 
     def by_class(self, columns: Columns) -> dict[str, dict[str, float]] | None:
-        """`accuracy` and `support` of every field, term and set that the rows name; of two with the
-        same name, the second has its kind in brackets."""
+        """Return `accuracy` and `support` of every field, term and set that the rows name. If two
+        of these have the same name, the second gets its kind in brackets."""
         is_right = columns["margin"] > 0
         figures: dict[str, dict[str, float]] = {}
         for column in PHENOMENA:
@@ -179,7 +180,8 @@ class MinimalPairs(Task):
         return figures or None
 
     def faults(self, columns: Columns) -> Float[np.ndarray, "rows"]:
-        """By how much the bad sentence has the higher score; a tie is wrong too."""
+        """Return by how much the score of the bad sentence is higher; 0 if the good sentence's is
+        higher. A tie is wrong too."""
         smallest = np.finfo(np.float64).tiny
         return np.where(columns["margin"] > 0, 0.0, np.maximum(-columns["margin"], smallest))
 
@@ -203,7 +205,7 @@ def _windows(
     count = sequence.lengths[0]
     masked = np.tile(sequence.ids, (max(1, count), 1))
     words = pieces.words[:count]
-    # Row n is for piece n, which is masked with all later ones of its word.
+    # Row n is for piece n, which is masked with all later pieces of its word.
     later = np.arange(count) >= np.arange(count)[:, None]
     hidden = later & (words == words[:, None])
     masked[:count, 1:-1][hidden] = tokenizer.mask_id

@@ -1,7 +1,8 @@
 """Files of sentence-transformers: a folder's modules and their settings, and the methods of a task
 that sentence-transformers can read (`SentenceTransformer`).
 
-A task decides by the files whether a folder is its own; `bundle.foreign` finds the files.
+From these files, a task decides whether a folder holds a model for it; `bundle.foreign` finds the
+files.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,26 +43,28 @@ _CLASSES: dict[Activation, str] = {
 
 
 class SentenceTransformer:
-    """A task whose bundles sentence-transformers reads, too."""
+    """A task whose bundles sentence-transformers can read too."""
 
     @classmethod
     def from_modules(cls, read: Read) -> Task | None:
-        """The task of a folder whose modules sentence-transformers lists; None if they are for
-        another task, or compute what cannot be reproduced here."""
+        """Return the task of a folder with a list of sentence-transformers' modules; None if the
+        modules are for another task, or compute something that is not implemented here."""
         return None
 
     def files(self, config: EncoderConfig) -> dict[str, Any]:
-        """Files that a bundle has besides the usual ones: path in the bundle → JSON value."""
+        """Return the files that a bundle has besides the usual ones: path in the bundle → JSON
+        value."""
         return {}
 
     def config_entries(self) -> dict[str, Any]:
-        """Entries of a bundle's config.json besides the encoder's and the labels."""
+        """Return the entries of a bundle's config.json besides those of the encoder and the
+        labels."""
         return {}
 
 
 def kinds_of(read: Read) -> list[str]:
-    """Class names of the modules, in their order; of classes that are not sentence-transformers'
-    own, with the module that defines them. Empty if the folder does not list them."""
+    """Return the class names of the modules, in order; empty if the folder does not list modules.
+    Classes that are not sentence-transformers' own have their full path."""
     kinds = [str(module.get("type", "")) for module in read(MODULES) or ()]
     return [
         kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind
@@ -70,7 +73,8 @@ def kinds_of(read: Read) -> list[str]:
 
 
 def unread_settings(read: Read) -> list[str]:
-    """Settings of the folder that change what is computed from a text, and are not read here."""
+    """Return the settings of the folder that change what is computed from a text but are not
+    supported here."""
     about = read(ABOUT) or {}
     odd = [name for name in ("truncate_dim", "max_active_dims") if about.get(name)]
     odd += [
@@ -90,8 +94,8 @@ def unread_settings(read: Read) -> list[str]:
 
 
 def described(read: Read) -> str:
-    """The modules in their order, each with what its settings turn on, or leave out of a prompt,
-    and the `unread_settings`; empty if the folder does not list them."""
+    """Describe the modules, in order, each with the flags in its settings that differ from the
+    usual value, and the `unread_settings`; empty if the folder does not list modules."""
     modules = []
     for kind, module in zip(kinds_of(read), read(MODULES) or (), strict=True):
         path = module.get("path")
@@ -107,7 +111,8 @@ def described(read: Read) -> str:
 
 
 def lowers_case(read: Read) -> bool:
-    """Whether texts are to be lower-cased although the tokenizer does not say that it does so."""
+    """Whether texts must be lower-cased before the tokenizer, whose settings do not say that it
+    lower-cases."""
     lowers = _transformer_settings(read).get("do_lower_case", False)
     return bool(lowers) and not (read(TOKENIZER) or {}).get("do_lower_case", False)
 
@@ -117,15 +122,15 @@ def _transformer_settings(read: Read) -> dict[str, Any]:
 
 
 def longest_of(read: Read) -> int | None:
-    """Tokens at which texts are cut; None if no file says so."""
+    """Return the number of tokens to which texts are cut; None if no file says so."""
     longest = _transformer_settings(read).get("max_seq_length")
-    if longest is None:  # since version 5.4 only the tokenizer says it
+    if longest is None:  # since version 5.4 only the tokenizer's settings have it
         longest = (read(TOKENIZER) or {}).get("model_max_length")
     return limit_in(longest)
 
 
 def prompts_of(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The prompts, by name, and the name of the default one, as options of a task.
+    """Return the prompts, by name, and the name of the default prompt, as options of a task.
 
     Args:
         about: entries of `ABOUT`.
@@ -134,7 +139,7 @@ def prompts_of(about: Mapping[str, Any]) -> dict[str, Any]:
     listed = as_type(dict[str, str | None] | None, named, ABOUT, key="prompts") or {}
     prompts = {name: text or "" for name, text in listed.items()}
     usual = as_type(str | None, chosen, ABOUT, key="default_prompt_name")
-    if not prompts.get(usual):  # an empty text only serves to leave a default one out
+    if not prompts.get(usual):  # an empty text only serves to turn a default prompt off
         usual, prompts = None, {name: text for name, text in prompts.items() if text}
     return {"prompts": prompts, "default_prompt": usual}
 
@@ -143,8 +148,8 @@ def check_cross_encoder(settings: Mapping[str, Any], read: Read) -> None:
     """Check that a folder of CrossEncoder, if it is one, reads pairs of texts in the usual way.
 
     Args:
-        settings: the folder's, as `settings_of` gives them.
-    Raises: FormatError if it puts a prompt before them, or changes how they are tokenized.
+        settings: the folder's settings, from `settings_of`.
+    Raises: FormatError if it puts a prompt before the texts, or changes how they are tokenized.
     """
     if settings.get("model_type") != "CrossEncoder":
         return
@@ -163,12 +168,17 @@ def check_cross_encoder(settings: Mapping[str, Any], read: Read) -> None:
 
 
 def prompt_entries(prompts: Mapping[str, str], default: str | None) -> dict[str, Any]:
-    """The entries of `ABOUT` that `prompts_of` reads."""
+    """Return the entries of `ABOUT` from which `prompts_of` reads these prompts."""
     return {"prompts": dict(prompts), "default_prompt_name": default}
 
 
 def modules_of(types: list[str]) -> list[dict[str, Any]]:
-    """The list of modules, the first of which is in the folder itself."""
+    """Return the list of modules for `MODULES`. The first module is in the folder itself, each
+    other in a subfolder.
+
+    Args:
+        types: the full class names, in order.
+    """
     return [
         {
             "idx": place,
@@ -181,7 +191,12 @@ def modules_of(types: list[str]) -> list[dict[str, Any]]:
 
 
 def settings_of(entries: Mapping[str, Any], read: Read) -> dict[str, Any]:
-    """The settings of a model besides its modules, wherever the files' version keeps them."""
+    """Return the settings of a model besides those of its modules, from every place in which a
+    version of sentence-transformers keeps them.
+
+    Args:
+        entries: those of config.json.
+    """
     settings = entries.get(SAYS)
     about = settings if isinstance(settings, dict) else {}
     older = entries.get("sbert_ce_default_activation_function")  # before version 4
@@ -194,11 +209,12 @@ def settings_of(entries: Mapping[str, Any], read: Read) -> dict[str, Any]:
 
 
 def activation_of(entries: Mapping[str, Any], outputs: int) -> Activation | None:
-    """The function that CrossEncoder applies to a model's only output; None if the model is not one
-    of CrossEncoder's, has several outputs, or has a function that is not implemented here.
+    """Return the function that CrossEncoder applies to a model's only output. None if the model is
+    not CrossEncoder's, has several outputs, or has a function that is not implemented here.
 
     Args:
         entries: those of config.json, with `settings_of` under `SAYS`.
+        outputs: the number of outputs of the model.
     """
     settings = entries.get(SAYS)
     if outputs != 1 or not isinstance(settings, dict):
@@ -208,11 +224,12 @@ def activation_of(entries: Mapping[str, Any], outputs: int) -> Activation | None
         is_its_own = "version" in settings or settings.get("model_type") == "CrossEncoder"
         return "sigmoid" if is_its_own else None
     if not str(name).startswith("torch."):
-        return "sigmoid"  # it runs no other code than torch's, and takes its default
+        return "sigmoid"  # CrossEncoder runs only torch's functions, and otherwise its default
     endings = {path.rpartition(".")[2]: activation for activation, path in _CLASSES.items()}
     return endings.get(str(name).rpartition(".")[2])
 
 
 def activation_entry(activation: Activation) -> dict[str, Any]:
-    """The entry of config.json by which CrossEncoder applies the function (version 4 or later)."""
+    """Return the entry of config.json that makes CrossEncoder (version 4 or later) apply the
+    function."""
     return {SAYS: {"activation_fn": _CLASSES[activation]}}

@@ -132,7 +132,7 @@ class MultipleChoice(Task):
         for number, (row, context) in enumerate(zip(rows, contexts, strict=True)):
             choices = [next(all_ids) for _ in row["choices"]]
             if limit is not None and min(len(context), max(map(len, choices))) > limit:
-                # Which of two long texts is the longer one decides where the odd token goes.
+                # The odd token goes to the longer text, so the full lengths are needed.
                 context, *choices = ids_of(tokenizer, [row["text"], *row["choices"]])
             if parameters is not None:
                 longest = with_special_tokens(tokenizer, context, max(choices, key=len), limit)
@@ -165,7 +165,7 @@ class MultipleChoice(Task):
         scores: Sequence[Float[np.ndarray, "_"]],
         parameters: CuttingParameters | None = None,
     ) -> list[list[dict[str, Any]]]:
-        """All choices of each row with their scores, best first."""
+        """Return all choices of each row with their scores, best first."""
         answers = []
         for row, logits in zip(rows, scores, strict=True):
             shares = softmax(logits[: len(row["choices"])])

@@ -107,7 +107,7 @@ class NextSentence(Task):
         scores: Sequence[Float[np.ndarray, "2"]],
         parameters: CuttingParameters | None = None,
     ) -> list[list[dict[str, Any]]]:
-        """Both labels with their scores, the higher score first."""
+        """Return both labels with their scores, the higher score first."""
         return [
             sorted(
                 (

@@ -217,7 +217,7 @@ class QuestionAnswering(Task):
         return self.chosen.max_length
 
     def is_comparable(self, other: Evaluated) -> bool:
-        """Windows may differ."""
+        """Whether both tasks allow "no answer", or both do not; their windows may differ."""
         return (
             isinstance(other, QuestionAnswering) and self.chosen.no_answer == other.chosen.no_answer
         )
@@ -301,7 +301,7 @@ class QuestionAnswering(Task):
         scores: Sequence[Float[np.ndarray, "_ 2"]],
         parameters: QuestionAnsweringParameters | None = None,
     ) -> list[Any]:
-        """One answer per row, or a list of `top_k` if that is above 1."""
+        """Return one answer per row, or a list of `top_k` answers if that is above 1."""
         parameters = parameters or self.parameters()
         with_none = parameters.handle_impossible_answer
         with_none = self.chosen.no_answer if with_none is None else with_none
@@ -329,7 +329,14 @@ class QuestionAnswering(Task):
         with_none: bool,
         top_k: int,
     ) -> Any:
-        """Scores are probabilities over the row's spans, and over "no answer" if it competes."""
+        """Return the answer to a row, or a list of `top_k` answers if that is above 1. Scores are
+        probabilities over the row's spans, and over "no answer" if it competes.
+
+        Args:
+            spans: characters of each span → its score.
+            none: the score of "no answer".
+            with_none: whether "no answer" competes.
+        """
         candidates = sorted(spans.items(), key=lambda item: -item[1])
         values = [score for _, score in candidates]
         if with_none or not candidates:
@@ -398,9 +405,12 @@ def _stands(context: str, answer: Mapping[str, Any]) -> bool:
 
 
 def _first_answer(row: Row, number: int) -> tuple[int, int] | None:
-    """Characters of the first answer; if it is not at `answer_start`, of its nearest occurrence.
+    """Return the characters (start, end) of the first answer, None if there are no answers. If the
+    answer is not at `answer_start`, those of its nearest occurrence.
 
-    Raises: CorpusError if the passage does not contain it.
+    Args:
+        number: number of the row, from 1, for the message.
+    Raises: CorpusError if the passage does not contain the answer.
     """
     if not row["answers"]:
         return None
@@ -415,20 +425,20 @@ def _first_answer(row: Row, number: int) -> tuple[int, int] | None:
 
 
 def _whole_words(context: str, offsets: Int[np.ndarray, "pieces 2"]) -> Int[np.ndarray, "pieces 2"]:
-    """For each piece, the characters of all parts of words that it has some of."""
+    """Return the characters of each piece, extended to the whole parts of words that it touches."""
     parts = parts_of(context)
     if not len(parts):
         return offsets
     first = np.searchsorted(parts[:, 1], offsets[:, 0], side="right")
     last = np.searchsorted(parts[:, 0], offsets[:, 1], side="left") - 1
-    within = (first <= last)[:, None]  # white space and marks of nothing are in no part
+    within = (first <= last)[:, None]  # white space and marks that modify nothing are in no part
     bounds = [np.clip(side, 0, len(parts) - 1) for side in (first, last)]
     whole = np.stack([parts[bounds[0], 0], parts[bounds[1], 1]], axis=1)
     return np.where(within, whole, offsets)
 
 
 def _shared_pieces(tokenizer: Tokenizer, contexts: Sequence[str]) -> list[Any]:
-    """The pieces of each passage; one shared by many questions is tokenized once."""
+    """Return the pieces of each passage. A passage shared by many questions is tokenized once."""
     different = list(dict.fromkeys(contexts))
     pieces = dict(zip(different, pieces_of(tokenizer, different), strict=True))
     return [pieces[context] for context in contexts]
@@ -437,7 +447,8 @@ def _shared_pieces(tokenizer: Tokenizer, contexts: Sequence[str]) -> list[Any]:
 def _pieces_of(
     answer: tuple[int, int], offsets: Int[np.ndarray, "pieces 2"]
 ) -> tuple[int, int] | None:
-    """The first and last piece that cover characters of an answer; None if none does."""
+    """Return the first and the last piece that cover characters of an answer; None if no piece
+    does."""
     start, end = answer
     inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
@@ -446,7 +457,7 @@ def _pieces_of(
 def _spans(
     window: Window, logits: Float[np.ndarray, "seq 2"], most_tokens: int
 ) -> dict[tuple[int, int], float]:
-    """Character spans of the window's best answers → their scores."""
+    """Return character spans of the window's best answers → their scores."""
     second_start, offsets = window.origin
     wide = logits[second_start : second_start + len(offsets)].astype(np.float64)
     begins, ends = (np.argsort(-wide[:, side], kind="stable")[:BEST_ENDS] for side in (0, 1))

@@ -99,7 +99,7 @@ class SentenceSimilarity(Task, SentenceTransformer):
 
     @classmethod
     def from_head(cls, other: Task) -> "SentenceSimilarity":
-        """The task for any model that gives vectors."""
+        """Return the task for a model that computes vectors."""
         names = [one.name for one in fields(cls.options)]
         return cls(options=cls.options(**{name: getattr(other.chosen, name) for name in names}))
 
@@ -137,7 +137,8 @@ class SentenceSimilarity(Task, SentenceTransformer):
         labelled: bool = False,
         parameters: VectorParameters | None = None,
     ) -> list[Window]:
-        """A window per row, with the sentence before the others."""
+        """Return a window per row, with the source sentence before the sentences to compare it
+        with."""
         texts = [{"text": row["source_sentence"], "negatives": row["sentences"]} for row in rows]
         cutting = FeatureExtractionParameters(**asdict(parameters)) if parameters else None
         windows = self._vectors.encode(texts, tokenizer, max_length, parameters=cutting)
@@ -153,12 +154,13 @@ class SentenceSimilarity(Task, SentenceTransformer):
         scores: Sequence[Float[np.ndarray, "_ size"]],
         parameters: VectorParameters | None = None,
     ) -> list[list[float]]:
-        """The cosine of each of the sentences with the first one."""
+        """Return the cosine of each of the row's sentences with its source sentence."""
         scaled = [unit(vectors.astype(np.float64)) for vectors in scores]
         return [(vectors[1:] @ vectors[0]).tolist() for vectors in scaled]
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        """Cosines and scores, (rows, most sentences); NaN where a row has fewer."""
+        """Return cosines and scores, (rows, most sentences in a row); NaN past the last sentence of
+        a row."""
         for number, row in enumerate(rows, 1):
             with numbered(number):
                 self.checked_row(row)
@@ -179,14 +181,14 @@ class SentenceSimilarity(Task, SentenceTransformer):
         return {"scores": answer}
 
     def metrics(self, columns: Columns) -> dict[str, float]:
-        """Over the sentences of all rows together."""
+        """Return `spearman` and `pearson` over the sentences of all rows together."""
         real = ~np.isnan(columns["label"])
         metrics = correlations(columns["predicted"][real], columns["label"][real])
         return {name: metrics[name] for name in ("spearman", "pearson")}
 
     def faults(self, columns: Columns) -> Float[np.ndarray, "rows"]:
-        """The share of pairs of a row's sentences that the cosines order wrongly; equal cosines
-        count half."""
+        """Return for each row the share of pairs of its sentences, with different scores, that the
+        cosines order wrongly; equal cosines count half."""
         expected, predicted = (
             np.sign(columns[name][:, :, None] - columns[name][:, None, :])
             for name in ("label", "predicted")
@@ -197,6 +199,6 @@ class SentenceSimilarity(Task, SentenceTransformer):
 
 
 def _named(cut: Cut) -> Cut:
-    """A cut of the vectors' rows under the field's name here."""
+    """Return a cut made by feature extraction with the field's name in this task."""
     name = "source_sentence" if cut.name == "text" else cut.name.replace("negatives", "sentences")
     return replace(cut, name=name)

@@ -1,7 +1,7 @@
-"""Rows in the shape that a task expects, from tables with other column names, or from requests.
+"""Converts table rows with other column names, and requests, to the shape that a task expects.
 
-A shape is a dataclass whose fields are text, numbers, or lists and objects of these. What its
-`__post_init__` checks, its `__pydantic_config__` says in JSON Schema, for the server's
+A shape is a dataclass whose fields are text, numbers, or lists and objects of these. Its
+`__pydantic_config__` states in JSON Schema what its `__post_init__` checks, for the server's
 documentation.
 """
 
@@ -34,8 +34,9 @@ _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 def unused_fields(
     records: Sequence[Row], shapes: tuple[type, type], columns: Mapping[str, str]
 ) -> set[str]:
-    """The optional fields whose column is empty in every record, or not there: it is meant for
-    other tasks. Empty in some, it is empty text; but for a target, which is then unknown."""
+    """Return the optional fields whose column is missing, or empty in every record: such a column
+    is meant for other tasks. If a column is empty in only some records, an empty cell of an input
+    is empty text, and an empty cell of a target is an unknown target."""
     column_of = own_columns(columns, shapes)
     return {
         name
@@ -58,12 +59,13 @@ class BadRow:
 
     @property
     def where(self) -> str:
-        """Source and place."""
+        """The source and the place in it."""
         return f"{self.source}, {self.place or f'row {self.number}'}"
 
     @property
     def kind(self) -> str:
-        """The fault without what came, and without numbers, so that alike faults are equal."""
+        """The fault without the given value and without numbers, so that similar faults are
+        equal."""
         return re.sub("[0-9]+", "…", re.split(", got |; there are|, which are ", self.fault)[0])
 
 
@@ -89,7 +91,8 @@ def labelled(
     columns: Mapping[str, str],
     source: str,
 ) -> list[dict[str, Any]]:
-    """The rows of `read_records`. Raises: CorpusError as there, and naming all bad rows."""
+    """Return the rows of `read_records`. Raises: CorpusError as `read_records` does, and one that
+    names all bad rows if there are any."""
     read = read_records(records, shapes, columns, source)
     if read.bad:
         raise CorpusError(told_of(read.bad, len(records)))
@@ -104,18 +107,18 @@ def read_records(
     unused: Set[str] | None = None,
     setting: str = "columns",
 ) -> LabelledRows:
-    """The fields of the shapes, read from each record.
+    """Read the fields of the shapes from each record.
 
     Tables may hold numbers as text, and labels as whole numbers: these are converted.
 
     Args:
-        shapes: of a task's input, and of its expected answer.
+        shapes: the shapes of a task's input and of its expected answer.
         columns: field → its column, for fields whose column has another name.
         source: where the records come from, for messages.
-        unused: the `unused_fields` of all records, if these are only some of them.
-        setting: what the user calls `columns`, for messages.
-    Raises: CorpusError naming a column that is missing, or holds labels of several types;
-        ConfigError if two fields are mapped to one column.
+        unused: the `unused_fields` of all records, if `records` are only some of them.
+        setting: the setting with which the user gives `columns`, for messages.
+    Raises: CorpusError naming a column that is missing, or that holds labels of different types
+        which read alike; ConfigError if two fields are mapped to the same column.
     """
     hints = _hints(*shapes)
     unknown = sorted(columns.keys() - hints.keys())
@@ -171,7 +174,8 @@ def read_records(
 
 
 def told_of(bad: Sequence[BadRow], total: int) -> str:
-    """All bad rows in one message: the first in full, the others by their kind and number.
+    """Return one message about all bad rows: the first fault in full, the others by kind, with the
+    numbers of their rows.
 
     Args:
         total: how many rows were read, good and bad.
@@ -190,7 +194,7 @@ def told_of(bad: Sequence[BadRow], total: int) -> str:
 
 
 def kinds_of_bad(bad: Sequence[BadRow]) -> str:
-    """The kinds of faults, and the rows that have them."""
+    """Return the kinds of faults, and the numbers of the rows that have them, for a message."""
     by_kind: dict[str, list[BadRow]] = {}
     for row in bad:
         by_kind.setdefault(row.kind, []).append(row)
@@ -210,7 +214,7 @@ def _numbers_of(rows: Sequence[BadRow]) -> str:
 
 
 def _misfit(cell: Any, hint: Any, column: str, record: Row, *, is_blank: bool) -> str:
-    """The message about a cell that does not fit its field."""
+    """Return the message about a cell that does not fit its field."""
     full = ", none of them empty," if is_blank and isinstance(cell, list) else ""
     wanted = f"wanted {_kind(hint)}{full} in the column {column!r}, got {shown(cell)}"
     if _is_without_label(cell):
@@ -223,7 +227,7 @@ def _misfit(cell: Any, hint: Any, column: str, record: Row, *, is_blank: bool) -
 
 
 def _labels_in(target: type) -> Set[str]:
-    """The fields of a target that hold the names of classes."""
+    """Return the fields of a target that hold the names of classes."""
     hints = get_type_hints(target, include_extras=True)
     return {name for name, hint in hints.items() if _OF_CLASS in _metadata(hint)}
 
@@ -234,9 +238,10 @@ def _metadata(hint: Any) -> tuple[Any, ...]:
 
 
 def _types(cells: Sequence[Any], column: str, source: str) -> str:
-    """The types of labels, with an example of each; empty if all have one.
+    """Return the types of the labels in a column, with an example of each, for a message; empty if
+    all have the same type.
 
-    Raises: CorpusError if two labels that are read as one text have different types.
+    Raises: CorpusError if two labels of different types are read as the same text.
     """
     first: dict[str, tuple[int, Any]] = {}
     type_of: dict[str, tuple[str, int, Any]] = {}
@@ -259,7 +264,8 @@ def _types(cells: Sequence[Any], column: str, source: str) -> str:
 
 
 def _stripped(value: Any) -> tuple[Any, int]:
-    """Labels without white space at their ends, and how many had some."""
+    """Return a label, or a list of labels, without white space at the ends, and how many had
+    some."""
     if isinstance(value, str):
         return value.strip(), int(value != value.strip())
     if not isinstance(value, list | tuple):
@@ -269,9 +275,10 @@ def _stripped(value: Any) -> tuple[Any, int]:
 
 
 def rows_of(shape: type, table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a table that is given by its columns.
+    """Return the rows of a table that is given by its columns.
 
-    A list is a column, unless it is what the shape's field takes; what is no column is one row's.
+    A list is a column, unless the shape's field itself takes such a list. Any other value is a
+    column of a single row.
     Raises: InputError if columns have different numbers of rows.
     """
     hints = _hints(shape)
@@ -296,8 +303,13 @@ def _check_columns(
     shapes: tuple[type, type],
     setting: str,
 ) -> None:
-    """Raises: CorpusError if a column that is needed is in no record. A shape may say in `instead`
-    what to do about rows that have another column."""
+    """Check that every column that is needed is in some record.
+
+    Args:
+        unneeded: fields that may be missing.
+    Raises: CorpusError naming a missing column. A shape may have in `instead`: another column →
+        what to do if the rows have that.
+    """
     has_header = files.suffixes(source)[0] in DIVIDERS
     instead = {name: way for shape in shapes for name, way in getattr(shape, "instead", {}).items()}
     for name, column in column_of.items():
@@ -319,10 +331,11 @@ def _check_columns(
 
 
 def own_columns(columns: Mapping[str, str], shapes: Sequence[type]) -> dict[str, str]:
-    """Field of the shapes → the column to read it from.
+    """Return field of the shapes → the column to read it from.
 
     An optional field that is not in `columns` gets no column if another field is read from the
-    column of its name. Raises: ConfigError if two fields share a column, such as text and label.
+    column with its name. Raises: ConfigError if two other fields share a column, such as text and
+    label.
     """
     optional = _optional(*shapes)
     fields_of: dict[str, str] = {}
@@ -342,14 +355,15 @@ def own_columns(columns: Mapping[str, str], shapes: Sequence[type]) -> dict[str,
 
 
 def has_empty_text(shape: type, row: Row) -> bool:
-    """Whether some text of an input, or every text of a list in it, is only white space."""
+    """Whether a text field of an input is only white space, or every text of a list field is."""
     values = [row[field.name] for field in fields(shape) if field.name in row]
     texts = [[value] if isinstance(value, str) else value for value in values]
     return any(isinstance(group, list) and not any(map(str.strip, group)) for group in texts)
 
 
 def as_row(shape: type, value: Any, where: str) -> dict[str, Any]:
-    """An input of the inference schema as a row: an object, or bare text if one field is enough.
+    """Return an input of the inference schema as a row. The input is an object, or the bare value
+    of the only required field.
 
     Raises: InputError naming `where`, what was wanted and what was given.
     """
@@ -398,7 +412,8 @@ def _optional(*shapes: type) -> Set[str]:
 
 @cache  # called for every value of a request
 def _check_of(hint: Any) -> Callable[[Any], bool]:
-    """The test whether a value is of a type, and so is what is in its lists; numbers are finite."""
+    """Return a function that tells whether a value is of a type, including the items of lists;
+    floats must be finite."""
     if len(kinds := alternatives(hint)) > 1:
         checks = [_check_of(kind) for kind in kinds]
         return lambda value: any(check(value) for check in checks)
@@ -436,8 +451,8 @@ def _converted(value: Any, hint: Any, *, is_target: bool) -> Any:
 
 
 def _objects(value: Any, names: Sequence[str]) -> Any:
-    """A list of objects reduced to these names, also from an object of lists (the form of Hugging
-    Face's data sets). Anything else is returned unchanged."""
+    """Return a list of objects with only these fields, from a list of objects or from an object of
+    lists (the form of Hugging Face's data sets). Anything else is returned unchanged."""
     if isinstance(value, dict) and all(name in value for name in names):
         columns = [value[name] for name in names]
         if not all(isinstance(column, list) for column in columns):
@@ -451,13 +466,14 @@ def _objects(value: Any, names: Sequence[str]) -> Any:
 
 
 def _is_without_label(cell: Any) -> bool:
-    """Whether it is the negative number that means no class, or a list containing one."""
+    """Whether a cell is the negative class number that means "no label", or a list that contains
+    one."""
     cells = cell if isinstance(cell, list) else [cell]
     return any(isinstance(each, ClassLabel) and each < 0 for each in cells)
 
 
 def _has_blank(value: Any) -> bool:
-    """Whether it is a blank text, or a list containing one."""
+    """Whether a value is a blank text, or a list that contains one."""
     texts = value if isinstance(value, list) else [value]
     return any(isinstance(each, str) and not each.strip() for each in texts)
 
@@ -491,7 +507,10 @@ def _listed(hints: Mapping[str, Any]) -> str:
 
 
 def check_unicode(value: Any, where: str) -> None:
-    """Raises: InputError if a text, also inside a list or object, has half a surrogate pair."""
+    """Check every text in a value, also within lists and objects.
+
+    Raises: InputError for a text with half a surrogate pair.
+    """
     if isinstance(value, dict):
         for key, item in value.items():
             check_unicode(key, where)

@@ -146,7 +146,8 @@ class SparseEmbedding(Task, SentenceTransformer):
             return None
 
     def files(self, config: EncoderConfig) -> dict[str, Any]:
-        """Files with which sentence-transformers computes the same vectors from the bundle."""
+        """Return the files with which sentence-transformers computes the same vectors from the
+        bundle."""
         return {
             MODULES: modules_of(_TYPES),
             ABOUT: {"model_type": "SparseEncoder"}
@@ -170,7 +171,8 @@ class SparseEmbedding(Task, SentenceTransformer):
         return self.name == other.name  # however a model computes its vectors
 
     def request_of(self, row: Row) -> str:
-        """The row's `text`, whatever it is compared with: a vector is for one text."""
+        """Return the row's `text` only, without texts to compare it with: a vector is for one
+        text."""
         return row["text"]
 
     def build_objective(self, config: EncoderConfig) -> "Splade":
@@ -187,7 +189,7 @@ class SparseEmbedding(Task, SentenceTransformer):
         labelled: bool = False,
         parameters: SparseEmbeddingParameters | None = None,
     ) -> list[Window]:
-        """A window per text of each row."""
+        """Return a window for each text of each row."""
         parameters = parameters or self.parameters(truncate=True)
         limit = min(max_length, self.chosen.max_length or max_length)
         texts = [texts_of(row) for row in rows]
@@ -210,7 +212,7 @@ class SparseEmbedding(Task, SentenceTransformer):
         scores: Sequence[Float[np.ndarray, "vocab"]],
         parameters: SparseEmbeddingParameters | None = None,
     ) -> list[list[Any]]:
-        """The entries of a row's vector that are not 0, by index; a list of vectors for rows of
+        """Return the non-zero entries of each row's vector, by index; a list of vectors for rows of
         several texts."""
         top_k = None if parameters is None else parameters.top_k
         remaining = iter(scores)
@@ -227,7 +229,7 @@ class SparseEmbedding(Task, SentenceTransformer):
         scores: Sequence[np.ndarray] | None = None,
         parameters: SparseEmbeddingParameters | None = None,
     ) -> list[int]:
-        """Two per entry: its index and its weight."""
+        """Return two numbers per entry: its index and its weight."""
         top_k = None if parameters is None else parameters.top_k
         if scores is None:
             return super().numbers(windows, hidden_size)
@@ -235,8 +237,8 @@ class SparseEmbedding(Task, SentenceTransformer):
         return [2 * (each if top_k is None else min(each, top_k)) for each in entries]
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        """The rank of `text_pair`, by dot product, among all texts that rows of the set are
-        compared with."""
+        """Return the columns with the rank of `text_pair`, by dot product, among all texts with
+        which any row is compared."""
         pairs = compared(rows)
         vectors = [vector for answer in answers for vector in answer[1:]]
         first = [answer[0] for answer in answers]
@@ -249,7 +251,7 @@ class SparseEmbedding(Task, SentenceTransformer):
         return self.compare(rows, [[entry] * len(texts_of(row)) for row in rows])
 
     def cells(self, answer: list[Any]) -> dict[str, Any]:
-        """The vector; the first if there are several."""
+        """Return the vector; the first if there are several."""
         vector = answer[0] if answer and isinstance(answer[0], list) else answer
         return {
             "indices": [entry["index"] for entry in vector],
@@ -272,7 +274,7 @@ def _entries(vector: Float[np.ndarray, "vocab"], top_k: int | None) -> list[dict
 
 
 def _matrix(vectors: Sequence[Sequence[Mapping[str, Any]]]) -> "csr_array":
-    """A row per vector, as wide as the largest index needs."""
+    """Return a matrix with a row per vector, as wide as the largest index needs."""
     from scipy.sparse import csr_array
 
     indices = [entry["index"] for vector in vectors for entry in vector]

@@ -1,4 +1,5 @@
-"""The words of a tagger's rows and texts: how they are read, and how their tags become answers."""
+"""Words of rows and texts for token classification: how they are read, and how their tags become
+answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The words of a text, and which of them a window scores."""
+    """The words of a text, and the units and words of the pieces that a window scores."""
 
     text: str
     spans: Spans
@@ -81,11 +82,11 @@ class Tagged:
 
 
 def read(rows: Sequence[Row], tokenizer: Tokenizer, *, by_parts: bool) -> list[Reading]:
-    """How rows with `tokens`, or else a `text`, are read.
+    """Read rows with `tokens`, or else a `text`.
 
     Args:
-        by_parts: whether the units are the parts of words; else they are known words, and those
-            that the tokenizer finds in a text.
+        by_parts: whether the units are the parts of words; otherwise they are the words that a row
+            names or, in a text, those that the tokenizer finds.
     """
     readings = dict[int, Reading]()
     plain = [place for place, row in enumerate(rows) if row.get("tokens") is None]
@@ -112,12 +113,12 @@ def read(rows: Sequence[Row], tokenizer: Tokenizer, *, by_parts: bool) -> list[R
 
 
 def full_words(tokens: Sequence[str]) -> Int[np.ndarray, "words"]:
-    """The words of which something is left when it is read."""
+    """Return the indices of the words that are not empty after normalisation."""
     return np.flatnonzero([is_evidence(token) for token in tokens])
 
 
 def _words_in(text: str, pieces: Pieces) -> Spans:
-    """The character span of each word that the tokenizer finds."""
+    """Return the character span of each word that the tokenizer finds in a text."""
     known = (pieces.words >= 0) & (pieces.offsets[:, 1] > pieces.offsets[:, 0])
     offsets = pieces.offsets[known]
     _, firsts, counts = np.unique(pieces.words[known], return_index=True, return_counts=True)
@@ -128,12 +129,13 @@ def _words_in(text: str, pieces: Pieces) -> Spans:
 def _known_words(
     tokenizer: Tokenizer, lists: Sequence[Sequence[str]], *, as_written: bool
 ) -> list[tuple[str, Int[np.ndarray, "words"], Pieces]]:
-    """The text that is read for each list of words, where in it they start, and its pieces.
+    """Return for each list of words the text that is tokenized, where the words start in it, and
+    its pieces.
 
     Args:
-        as_written: whether words are joined as people write them, so that a tokenizer that sees
-            spaces finds the pieces that it finds in a text. No piece belongs to two words: a space
-            keeps them apart where one would.
+        as_written: whether to join words as people write them, so that a tokenizer that sees spaces
+            makes the same pieces as in a text. No piece belongs to two words: where one would, a
+            space separates them.
     """
     glued = [glue_of(each) if as_written else np.zeros(len(each), bool) for each in lists]
     known = dict[int, tuple[str, np.ndarray, Pieces]]()
@@ -153,7 +155,11 @@ def _known_words(
 def by_owner(
     firsts: Int[np.ndarray, "words"], parts: Sequence[Slice]
 ) -> list[Int[np.ndarray, "_"]]:
-    """For every slice: which words it owns, by their first pieces."""
+    """Return for every slice the words whose first pieces it owns.
+
+    Args:
+        firsts: the first piece of each word, ascending.
+    """
     ends = np.array([part.own_end for part in parts])
     owners = np.searchsorted(ends, firsts, side="right")
     order = np.argsort(owners, kind="stable")
@@ -162,7 +168,7 @@ def by_owner(
 
 
 def counted(sizes: Int[np.ndarray, "runs"]) -> Int[np.ndarray, "_"]:
-    """0, 1, … within each run."""
+    """Return 0, 1, … within each run, for runs of these sizes."""
     return np.arange(sizes.sum()) - np.repeat(starts_of(sizes), sizes)
 
 
@@ -171,8 +177,8 @@ def by_unit(
     probabilities: Float[np.ndarray, "scored classes"],
     strategy: AggregationStrategy,
 ) -> tuple[Int[np.ndarray, "units"], Float[np.ndarray, "units classes"]]:
-    """The word of each unit, and its probabilities from those of its pieces, as transformers'
-    aggregation strategies do."""
+    """Return the word of each unit, and its probabilities, computed from those of its pieces as in
+    transformers' aggregation strategies."""
     if strategy not in ("average", "max") or not len(scored.units):
         return scored.words, probabilities
     _, firsts, counts = np.unique(scored.units, return_index=True, return_counts=True)
@@ -191,10 +197,10 @@ def best_tags(
     *,
     of_entities: bool,
 ) -> Tagged:
-    """The best tag of each word of a text and its probability; those of its first part, if it has
-    several.
+    """Return the best tag of each word of a text and its probability; if a word has several parts,
+    those of the first part.
 
-    A word without pieces is outside, or in the entity of the words around it.
+    A word without pieces is outside any entity, or in the entity of the words around it.
 
     Args:
         parts: the text's windows, with their logits.
@@ -223,14 +229,15 @@ def best_tags(
 def tags_of_units(
     row: Row, words: Int[np.ndarray, "units"], scheme: Scheme | None
 ) -> list[str | None]:
-    """The tag that each unit of a labelled row learns, from its word's; None for none.
+    """Return the tag that each unit of a labelled row is trained with, from the tag of its word;
+    None for a unit without a label.
 
-    The first unit of an entity begins it and the others are inside. Of the units of a word outside,
-    only the first has a tag: long words, such as addresses of pages, would teach little but `O`.
+    The first unit of an entity begins it and the others are inside. In a word outside any entity,
+    only the first unit has a tag: long words, such as URLs, would teach little but `O`.
 
     Args:
         words: the word of each unit.
-        scheme: of the learned tags; None if tags do not mark entities.
+        scheme: the scheme of the learned tags; None if tags do not mark entities.
     """
     full = full_words(row["tokens"])
     tags, places = [row["tags"][word] for word in full], np.searchsorted(full, words)
@@ -248,9 +255,14 @@ def tags_of_units(
 
 
 def in_words(tagged: Tagged, marks: str, *, of_entities: bool) -> Tagged:
-    """The parts of a text joined to words: at `marks` within words; and without white space
-    between, if they are of one entity, or have one tag. As for words that are known, the first
-    part decides."""
+    """Join the parts of a text to words. Parts are joined at `marks` within words, and if there is
+    no white space between them and they belong to the same entity or have the same tag. The tag of
+    a word is that of its first part, as for words that a row names.
+
+    Args:
+        marks: the punctuation marks that may stand within words.
+        of_entities: whether the tags mark entities.
+    """
     goes_on = in_one_word(tagged.text, tagged.spans)
     inner, tags = is_inner(tagged.text, tagged.spans, marks), list(tagged.tags)
     for place in np.flatnonzero(goes_on):
@@ -275,10 +287,14 @@ def in_words(tagged: Tagged, marks: str, *, of_entities: bool) -> Tagged:
 def entity_answers(
     tagged: Tagged, ignored: Sequence[str], *, of_entities: bool
 ) -> list[dict[str, Any]]:
-    """Entities, each scored by the mean of its words' scores.
+    """Return the entities of a text, each scored by the mean of its words' scores.
 
-    As in transformers, an entity has the name of its first tag after the hyphen. A type may be
-    called `O`, which is no entity's tag.
+    As in transformers, the name of an entity is the part of its first tag after the hyphen. A type
+    may itself be called `O`: it is kept even if the tag `O` is ignored.
+
+    Args:
+        ignored: names to leave out.
+        of_entities: whether the tags mark entities.
     """
     entities = (entities_of if of_entities else runs_of)(tagged.tags)
     tags = [tagged.tags[entity.first] for entity in entities]
@@ -313,8 +329,8 @@ def _answer(tagged: Tagged, first: int, end: int, key: str, label: str) -> dict[
 
 
 def marks_of_row(row: Row, spans: Spans, *, of_entities: bool) -> set[Mark]:
-    """The entities, or words, that the row's tags mark, by their characters. Words of which nothing
-    is left when they are read mark none."""
+    """Return the entities, or words, that the row's tags mark, with their characters. Words that
+    are empty after normalisation are left out."""
     full = full_words(row["tokens"])
     tags, spans = [row["tags"][place] for place in full], spans[full]
     if of_entities:
@@ -326,7 +342,7 @@ def marks_of_row(row: Row, spans: Spans, *, of_entities: bool) -> set[Mark]:
 
 
 def mark_of(answer: Mapping[str, Any], *, of_entities: bool) -> Mark:
-    """The type and the characters of one entity, or word, of an answer."""
+    """Return the type and the characters of an entity, or word, in an answer."""
     return answer["entity_group" if of_entities else "entity"], answer["start"], answer["end"]
 
 
@@ -335,14 +351,18 @@ def marks_of_answer(answer: Sequence[Mapping[str, Any]], *, of_entities: bool) -
 
 
 def with_words_left_out(marks: set[Mark], row: Row, spans: Spans) -> set[Mark]:
-    """The marks of a row's words, of which those that an answer leaves out are outside."""
+    """Return the marks of all words of a row. Words that an answer leaves out get the tag `O`.
+
+    Args:
+        marks: those of the answer.
+    """
     by_start = {start: (tag, start, end) for tag, start, end in marks}
     words = spans[full_words(row["tokens"])].tolist()
     return {by_start.get(start, (OUTSIDE, start, end)) for start, end in words}
 
 
 def words_with_their_tags(annotated: set[Mark], predicted: set[Mark], text: str) -> set[Mark]:
-    """The annotated words of a text every part of which has the word's tag in the answer."""
+    """Return the annotated words of which every part has the word's tag in the answer."""
     tags = np.full(len(text), OUTSIDE, dtype=object)
     for tag, start, end in predicted:
         tags[start:end] = tag
@@ -355,7 +375,12 @@ def words_with_their_tags(annotated: set[Mark], predicted: set[Mark], text: str)
 
 
 def by_type(marks: set[Mark], places: Mapping[str, int]) -> Int[np.ndarray, "types_1"]:
-    """The number of marks of each type; the last number is of all types without a place."""
+    """Return the number of marks of each type; the last number counts all types that are not in
+    `places`.
+
+    Args:
+        places: type → its index in the result.
+    """
     counts = np.zeros(len(places) + 1, dtype=np.int64)
     for kind, _, _ in marks:
         counts[places.get(kind, -1)] += 1

@@ -323,14 +323,16 @@ class TextClassification(TextTask):
         return wrong_labels(columns["predicted"], columns["label"])
 
     def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"]:
-        """Multi-label: the product over all labels of the probability of the decision on each."""
+        """Return the probability of each answer; multi-label, the product over all labels of the
+        probability of the decision on each label."""
         if not self.chosen.multi_label:
             return np.array([answer[0]["score"] for answer in answers])
         scores = np.array([[entry["score"] for entry in answer] for answer in answers])
         return np.maximum(scores, 1 - scores).prod(axis=1)
 
     def _label_ids(self, rows: Sequence[Row]) -> Int[np.ndarray, "rows *labels"]:
-        """Each row's label id; multi-label, 1 for the labels that the row has and 0 for others."""
+        """Return each row's label id; multi-label, 1 for the labels that the row has and 0 for
+        others."""
         several = self.chosen.multi_label
         names = [_labels_of(row, several=several) for row in rows]
         for number, row in enumerate(rows, 1):
@@ -354,7 +356,7 @@ class TextClassification(TextTask):
 
 
 def _assigned(answer: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Multi-label: the labels that a text is assigned, best first."""
+    """Return the labels that a text is assigned in a multi-label answer, best first."""
     return [entry for entry in answer if entry["score"] >= LEAST_SCORE]
 
 
@@ -363,7 +365,7 @@ def _labels_of(row: Row, *, several: bool) -> list[str]:
 
 
 def _alike(labels: Iterable[str]) -> list[list[str]]:
-    """Labels that a reader could not tell apart, or would hold for the same."""
+    """Return groups of labels that a reader could not tell apart, or would take for the same."""
     by_form: dict[str, list[str]] = {}
     for label in sorted(labels):
         form = "".join(unicodedata.normalize("NFKC", label).casefold().split())

@@ -155,8 +155,9 @@ class TextRanking(Task, SentenceTransformer):
 
     @classmethod
     def from_head(cls, other: Task) -> "TextRanking | None":
-        """The task for a model that gives pairs a number, with CrossEncoder's default activation;
-        None if its files name one that is not implemented here."""
+        """Return the task for a regression model, with CrossEncoder's default activation. None if
+        the model's files name an activation that is not implemented here, or if the model is for
+        single texts."""
         if not getattr(other, "ranks", True):
             return None
         return None if getattr(other.chosen, "pairs", None) is False else cls(other.labels)
@@ -193,7 +194,7 @@ class TextRanking(Task, SentenceTransformer):
         return text_windows(rows, tokenizer, limit, labels, parameters, cut_at)
 
     def _shares(self, rows: Sequence[Row]) -> Float[np.ndarray, "rows 1"]:
-        """Scores as shares of the highest."""
+        """Return the scores as shares of the highest."""
         highest = self.chosen.highest_score or 1.0
         scores = _scores_of(rows, replace(self.chosen, highest_score=highest))
         return (scores[:, None] / highest).astype(np.float32)
@@ -212,7 +213,7 @@ class TextRanking(Task, SentenceTransformer):
         return [{"score": score} for score in outputs.tolist()]
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        """Metrics of the query of each row among all rows with the same query."""
+        """Return for each row the metrics of its query, over all rows with the same query."""
         predicted = np.array([answer["score"] for answer in answers], dtype=np.float64)
         queries = numbers_of(row["text"] for row in rows)
         return ranking_columns(predicted, _scores_of(rows), queries)
@@ -227,15 +228,16 @@ class TextRanking(Task, SentenceTransformer):
         return ranking_metrics(columns)
 
     def faults(self, columns: Columns) -> Float[np.ndarray, "rows"]:
-        """The share of the query's passages with another score that are on the wrong side."""
+        """Return for each row, of the query's passages with another score, the share that is ranked
+        on the wrong side of the row's passage."""
         return columns["misplaced"]
 
 
 def _scores_of(
     rows: Sequence[Row], options: TextRankingOptions | None = None
 ) -> Float[np.ndarray, "rows"]:
-    """Raises: CorpusError naming a row whose score is out of range; of the highest only with
-    options."""
+    """Return the scores of the rows. Raises: CorpusError naming a row whose score is below 0 or,
+    with options, above the highest."""
     for number, row in enumerate(rows, 1):
         with numbered(number):
             TextRanking.checked_row(row, options)

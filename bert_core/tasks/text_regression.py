@@ -92,13 +92,14 @@ class TextRegression(TextTask):
         if not is_regression:
             return None
         task = cls(labels)
-        # Any that it names is not implemented here, or `activation_of` would have known it.
+        # If it names an activation, that is not implemented here: `activation_of` returned None.
         task.ranks = not (entries.get(SAYS) or {}).get("activation_fn")
         return task
 
     @classmethod
     def from_head(cls, other: Task) -> "TextRegression":
-        """The task for a model that ranks texts: the number is its output before any activation."""
+        """Return the task for a model that ranks texts: the number is the model's output before any
+        activation."""
         return cls(other.labels, cls.options(pairs=True))
 
     @classmethod
@@ -170,7 +171,7 @@ class TextRegression(TextTask):
 
 
 def _mean_and_deviation(rows: Sequence[Row]) -> tuple[float, float]:
-    """Mean and deviation of the training rows' scores.
+    """Return the mean and standard deviation of the training rows' scores.
 
     Raises: CorpusError if no model can learn them.
     """

@@ -110,7 +110,7 @@ class TextTask(Task):
 
     @classmethod
     def with_pairs(cls, rows: Sequence[Row], options: AnyOptions) -> AnyOptions:
-        """The options, with `pairs` taken from these rows if it is unset.
+        """Return the options, with `pairs` detected from these rows if it is unset.
 
         Raises: CorpusError if some rows are pairs and others are not.
         """
@@ -138,9 +138,10 @@ class TextTask(Task):
         labels: Mapping[str, Shaped[np.ndarray, "rows ..."]],
         parameters: CuttingParameters | None = None,
     ) -> list[Window]:
-        """`text_windows` of the rows; of `text` alone if the task is about single texts.
+        """Return the `text_windows` of the rows; only of `text` if the task is about single texts.
 
-        Where training rows do not say, an empty second text is none, as in transformers.
+        If it is unknown whether the task is about pairs, an empty second text is ignored, as in
+        transformers.
         """
         if self.chosen.pairs is False:
             rows = [{"text": row["text"]} for row in rows]
@@ -158,12 +159,12 @@ def text_windows(
     parameters: CuttingParameters | None = None,
     cut_at: int | None = None,
 ) -> list[Window]:
-    """One window per row: `[CLS] text [SEP]`, or `[CLS] text [SEP] text_pair [SEP]`.
+    """Return one window per row: `[CLS] text [SEP]`, or `[CLS] text [SEP] text_pair [SEP]`.
 
     Args:
         labels: entry of the batch → the rows' labels; empty if there are none.
-        parameters: None cuts.
-        cut_at: tokens to which texts are cut, if fewer than `max_length`.
+        parameters: those of the request; None cuts texts that are too long.
+        cut_at: number of tokens to which texts are cut, if lower than `max_length`.
     """
     cuts_texts = parameters is None or parameters.truncation
     limit = min(max_length, cut_at or max_length) if cuts_texts else None
@@ -179,7 +180,7 @@ def text_windows(
         text, pair = row["text"], row.get("text_pair")
         ids, second_ids = known[text], None if pair is None else known[pair]
         if limit is not None and second_ids is not None and min(len(ids), len(second_ids)) > limit:
-            # Which of two long texts is the longer one decides where the odd token goes.
+            # The odd token goes to the longer text, so the full lengths are needed.
             missing = [each for each in _texts_of(row) if each not in whole]
             whole |= zip(missing, ids_of(tokenizer, missing), strict=True)
             ids, second_ids = whole[text], whole[pair or ""]
@@ -203,8 +204,9 @@ def text_windows(
 
 
 def numbers_of(texts: Iterable[str]) -> Int[np.ndarray, "texts"]:
-    """A number for each text, from 0 in the order of their first occurrence; equal texts have equal
-    ones. `np.unique` would take four bytes per character of the longest text, for every text."""
+    """Return a number for each text, from 0 in the order of first occurrence; equal texts have
+    equal numbers. `np.unique` would take four bytes per character of the longest text, for every
+    text."""
     numbers: dict[str, int] = {}
     return np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
 
@@ -215,12 +217,12 @@ def _texts_of(row: Row) -> list[str]:
 
 
 def softmax(logits: Float[np.ndarray, "*rows classes"]) -> Float[np.ndarray, "*rows classes"]:
-    """Probabilities of the classes, fp64."""
+    """Return the probabilities of the classes, fp64."""
     wide = logits.astype(np.float64)
     shifted = np.exp(wide - wide.max(-1, keepdims=True))
     return shifted / shifted.sum(-1, keepdims=True)
 
 
 def sigmoid(logits: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-    """The probability of each by itself, fp64, in the form that overflows on neither side."""
+    """Return the probability for each logit, fp64, computed in a form that does not overflow."""
     return 0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))

@@ -404,9 +404,10 @@ class TokenClassification(Task):
         return answers
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        """Per row, the `correct`, `predicted` and `wanted` entities (or words), counted by type.
+        """Return for each row the `correct`, `predicted` and `wanted` entities (or words), counted
+        by type.
 
-        The last type is for all types that the model does not know, which no answer can have.
+        The last count is for all types that the model does not know, which no answer can have.
         """
         for number, row in enumerate(rows, 1):
             self._check(row, number)
@@ -429,12 +430,12 @@ class TokenClassification(Task):
         return {name: _column(values) for name, values in columns.items()}
 
     def plain(self, rows: Sequence[Row]) -> list[Row]:
-        """The words as people write them."""
+        """Return the words of each row as a text, written as people write it."""
         return [{"text": joined(row["tokens"], glue_of(row["tokens"]))[0]} for row in rows]
 
     def compare_plain(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        """As `compare`, over all types, by characters of the text: a word is right if every part of
-        it has its tag."""
+        """Return counts as `compare` does, but over all types together, and by characters of the
+        text: a word is right if every part of it has the right tag."""
         for number, row in enumerate(rows, 1):
             self._check(row, number)
         entities = bool(self.chosen.entities)
@@ -472,22 +473,23 @@ class TokenClassification(Task):
         return {"entities": answer}
 
     def metrics(self, columns: Columns) -> dict[str, float]:
-        """conlleval's for entities, and `surface_f1`; accuracy for other tags. Those of plain texts
-        are `text_…`, with the columns of `compare_plain`."""
+        """Return conlleval's metrics and `surface_f1` for entities; accuracy for other tags. If the
+        columns include those of `compare_plain`, also the metrics of plain texts, as `text_…`."""
         return (tagged_entity_metrics if self.chosen.entities else tag_accuracy)(columns)
 
     def by_class(self, columns: Columns) -> dict[str, dict[str, float]]:
-        """Per type of entity, or per tag."""
+        """Return the metrics of each type of entity, or each tag."""
         return entity_metrics_by_type(columns, list(self._types))
 
     def faults(self, columns: Columns) -> Int[np.ndarray, "rows"]:
-        """How many entities, or words, are wrong; one predicted instead of another counts once."""
+        """Return the number of wrong entities, or words. An entity predicted instead of another
+        counts once."""
         return misplaced(columns)
 
     def claims(
         self, rows: Sequence[Row], answers: Sequence[Any]
     ) -> tuple[Float[np.ndarray, "claims"], Bool[np.ndarray, "claims"]]:
-        """The score of each entity, or word, in the answers."""
+        """Return the score of each entity, or word, in the answers, and whether it is right."""
         entities = bool(self.chosen.entities)
         scores: list[float] = []
         is_right: list[bool] = []
@@ -551,8 +553,8 @@ class TokenClassification(Task):
     def _label_ids(
         self, row: Row, number: int, words: Int[np.ndarray, "units"]
     ) -> Int[np.ndarray, "units"]:
-        """The label of each unit; IGNORE for tags that the model does not know, and those that
-        `tags_of_units` leaves out."""
+        """Return the label id of each unit; IGNORE for tags that the model does not know, and for
+        units to which `tags_of_units` gives none."""
         self._check(row, number)
         scheme = scheme_of(self.labels) if self.chosen.entities else None
         tags = tags_of_units(row, words, scheme)
@@ -561,13 +563,13 @@ class TokenClassification(Task):
 
 
 def _some(tags: Sequence[str]) -> str:
-    """A few of them, for a line."""
+    """Return the first few tags and the number of the others, for a message."""
     more = len(tags) - SHOWN_TAGS
     return ", ".join(tags[:SHOWN_TAGS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _column(values: list[Any]) -> np.ndarray:
-    """An array with one entry per row, of sets too."""
+    """Return an array with one entry per row, even if entries are sets."""
     if not isinstance(values[0], set):
         return np.array(values)
     column = np.empty(len(values), dtype=object)

@@ -162,7 +162,8 @@ class ZeroShotClassification(Task):
 
     @classmethod
     def from_head(cls, other: Task) -> "ZeroShotClassification | None":
-        """The task for a model of pairs that has a label that begins with "entail"."""
+        """Return the task for a model of pairs with a label that begins with "entail"; None for
+        other models."""
         chosen = other.chosen
         if getattr(chosen, "multi_label", False) or getattr(chosen, "pairs", None) is False:
             return None
@@ -188,7 +189,7 @@ class ZeroShotClassification(Task):
         labelled: bool = False,
         parameters: ZeroShotParameters | None = None,
     ) -> list[Window]:
-        """A window per row and label, of the row."""
+        """Return a window for each row and each of the labels to choose from in that row."""
         limit = None
         if parameters is None:
             limit = max_length
@@ -235,7 +236,7 @@ class ZeroShotClassification(Task):
         scores: Sequence[Float[np.ndarray, "classes"]],
         parameters: ZeroShotParameters | None = None,
     ) -> list[list[dict[str, Any]]]:
-        """The labels of each row with their scores, best first."""
+        """Return the labels of each row with their scores, best first."""
         several = self.chosen.multi_label
         if parameters is not None and parameters.multi_label is not None:
             several = parameters.multi_label
@@ -264,7 +265,8 @@ class ZeroShotClassification(Task):
     def _candidates(
         self, row: Row, number: int, parameters: ZeroShotParameters | None
     ) -> list[str]:
-        """The labels to choose from: the row's, the request's, or the option's.
+        """Return the labels to choose from: those of the row, or else of the request, or else of
+        the option.
 
         Raises: InputError if there are none.
         """
@@ -326,7 +328,12 @@ class ZeroShotClassification(Task):
 
 
 def _cut(tokenizer: Tokenizer, premise: Ids, hypothesis: Ids, limit: int | None, where: str) -> Ids:
-    """As much of the text as there is room for. Raises: InputError if there is no room at all."""
+    """Return as much of the text as there is room for; all of it if `limit` is None.
+
+    Args:
+        where: names the input and the label, for the message.
+    Raises: InputError if there is no room at all.
+    """
     if limit is None:
         return premise
     room = limit - len(hypothesis) - 2 - tokenizer.separators
@@ -351,8 +358,9 @@ def _entailment(labels: Sequence[str]) -> int | None:
 
 
 def _contradiction(labels: Sequence[str], entails: int) -> int:
-    """The label against which each is scored by itself: the one that begins with "contradict",
-    or else the one that transformers takes, the first or last of the others."""
+    """Return the id of the label against which entailment is scored if each candidate is scored by
+    itself: that which begins with "contradict", or else the label that transformers takes: the last
+    if entailment is the first, otherwise the first."""
     named = _starting(labels, "contradict")
     if named is not None:
         return named
@@ -365,7 +373,8 @@ def _starting(labels: Sequence[str], beginning: str) -> int | None:
 
 
 def _check_labels(labels: Sequence[str] | None) -> None:
-    """Raises: InputError if there are no labels, or one is there twice or empty."""
+    """Check candidate labels; None is allowed. Raises: InputError if the list is empty, or a label
+    is blank or occurs twice."""
     if labels is None:
         return
     if not labels:
@@ -380,7 +389,8 @@ def _check_labels(labels: Sequence[str] | None) -> None:
 
 
 def _check_template(template: str | None) -> None:
-    """Raises: InputError unless the label goes into the template, just as it is."""
+    """Check a template; None is allowed. Raises: InputError unless it has exactly one plain `{}`
+    for the label, and is short enough."""
     if template is None:
         return
     try:
