@@ -86,8 +86,8 @@ def run(config: ServeConfig) -> None:
             ray_serve.run_many([each.target() for each in applications(config, models)])
             _wait_until_steady(config)
             _announce(config, models)
-            # NOTE: Ray's own switch, for breakpoints; there is no public one. What raylets say of
-            # processes that end is in their logs, and Serve replaces replicas.
+            # NOTE: Ray's internal switch, for breakpoints; there is no public API. What raylets
+            # report of ended processes is also in their logs, and Serve replaces replicas.
             ray._private.worker._worker_logs_enabled = False
             threading.Event().wait()
         finally:

@@ -152,8 +152,8 @@ class Batcher(Generic[Item, Answer]):
         for waiting in self._remove(0, len(self._by_length)):
             waiting.answer.cancel()
         self._executor.shutdown(wait=False)
-        # NOTE: `run` leads back to whoever holds this, with all of its weights; Serve freezes
-        # garbage collection, so that such a circle would stay for good.
+        # NOTE: `run` refers back to the model that holds this, with all weights. Serve freezes
+        # garbage collection, so that such a cycle would never be freed.
         self._run = _closed
 
     async def _work(self) -> None:

@@ -421,7 +421,7 @@ class Model:
             await self.check_ready()
 
     def check_progress(self) -> None:
-        """Raises: NotReadyError if a pass does not end."""
+        """Check that the current pass does not hang. Raises: NotReadyError."""
         running_s = self._batcher.running_s
         if running_s > LONGEST_PASS_S:
             raise NotReadyError(

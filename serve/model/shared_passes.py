@@ -69,7 +69,7 @@ class SharedPasses:
         for passes in self._passes.values():
             for task in passes:
                 task.cancel()
-        # NOTE: tasks that began in the context of this request, such as a batcher's, keep this.
+        # NOTE: tasks started in this request's context, such as a batcher's, keep this in memory.
         self._windows, self._passes = {}, {}
 
     def _await_no_more(self, name: str) -> None:

@@ -97,7 +97,7 @@ class Recorder:
 
         Args:
             hits: number of inputs that need not be computed.
-            misses: number of inputs that must be computed.
+            misses: number of different inputs that must be computed.
         """
 
     def rolled_over(self, model: str, version: str, change: str | None = None) -> None:

@@ -164,5 +164,5 @@ SURFACE = Surface(
     ),
     refuse=refuse,
     error=OpenAIError,
-    prefixes=("/v1", "/openai"),  # the latter is Azure's, which its client asks
+    prefixes=("/v1", "/openai"),  # the latter is Azure's, which its client calls
 )  # fmt: skip

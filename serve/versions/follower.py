@@ -215,7 +215,7 @@ class Follower:
             return
         self._former = None
         self._hold(former.aim, model)
-        # After the switch, so that it is never reported too early.
+        # Only after the switch, so that the problem is never reported too early.
         self._ban(held, f"{_failing(held)}; {named} answers again")
         self._drop_former()
 

@@ -125,7 +125,7 @@ class Slot:
 
 @dataclass(kw_only=True)
 class Candidate:
-    """A candidate in this process."""
+    """A second model in this process that answers some requests, for comparison."""
 
     slot: Slot
     share: float

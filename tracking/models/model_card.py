@@ -42,11 +42,11 @@ def model_card(
     hub: str | None = None,
     licence: str | None = None,
 ) -> str:
-    """The card as Markdown after YAML front matter that `huggingface_hub.ModelCard` reads.
+    """Return the card as Markdown after YAML front matter that `huggingface_hub.ModelCard` reads.
 
     Args:
-        publication: of the bundle; says why the alias points where it does.
-        predictor: of the bundle.
+        publication: the bundle's publication; says why the alias points where it does.
+        predictor: the bundle's predictor.
         evaluation: manifest of `raybert evaluate` for this bundle.
         classes: its metrics per class, if the task has classes.
         example: an input as a caller sends it; the card shows the answer to it.

@@ -125,7 +125,7 @@ class Publication:
 
 
 def check_name(name: str) -> None:
-    """Raises: ConfigError if a model cannot be registered under this name."""
+    """Check that a model can be registered under this name. Raises: ConfigError."""
     if _FORBIDDEN_IN_NAMES.search(name) or not name.strip():
         raise ConfigError(
             f"name: wanted one without / : @ . % and quotes, such as docstrings-library, "

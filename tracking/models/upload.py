@@ -31,7 +31,7 @@ class Upload:
 
 
 def check_id(name: str) -> None:
-    """Raises: ConfigError if `name` is not a model that can be uploaded to."""
+    """Check that `name` is a model on the hub that can be uploaded to. Raises: ConfigError."""
     model = parse(name)
     if model is None or model.id != name or "/" not in name:
         raise ConfigError(
@@ -41,8 +41,10 @@ def check_id(name: str) -> None:
 
 
 def check_token(name: str) -> None:
-    """Raises: ConfigError if there is no token to upload with; ResourceError if `HF_HUB_OFFLINE` is
-    set."""
+    """Check that there is a token to upload with, and that the hub may be used.
+
+    Raises: ConfigError if there is no token; ResourceError if `HF_HUB_OFFLINE` is set.
+    """
     from huggingface_hub import get_token, is_offline_mode
 
     if is_offline_mode():

@@ -37,7 +37,8 @@ class Mirror(threading.Thread):
     """
 
     def __init__(self, folder: Path, place: str, run: Run, superseded: Callable[[], None]) -> None:
-        """
+        """Store what to copy; `start` begins to copy.
+
         Args:
             run: the run as it was when the folder was opened.
             superseded: called when another process has taken over the record.

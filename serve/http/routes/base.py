@@ -122,8 +122,8 @@ def handler(surface: Surface, answer: Handler, about: str | None) -> Handler:
 
 
 def refused(surface: Surface, request: Request, error: Exception) -> Response:
-    """Return the response to any error; an error of the server itself is logged, without its
-    message in the response."""
+    """Return the response to any error; an error of the server itself is logged, and its message is
+    shown in neither log nor response."""
     if not isinstance(error, RequestError | InputError):
         log_failure(request, error)
         error = InternalError(f"{place_of(request)} failed in the server: its log says why")

@@ -63,7 +63,7 @@ def front_routes(
     for surface in SURFACES:
         for endpoint in surface.endpoints:
             if endpoint.path == LIST:
-                continue  # `list_routes` has it
+                continue  # `list_routes` has this path
             router.add_api_route(
                 endpoint.path or "/",
                 front.handler(surface, endpoint),

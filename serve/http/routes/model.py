@@ -95,7 +95,7 @@ def _prepared(current: Current, surface: Surface) -> Any:
 def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint) -> Handler:
     async def handle(request: Request) -> Response:
         candidate, current = slot.candidate, slot.current
-        # NOTE: clients send any key to a server that has none, and all of them the same.
+        # NOTE: clients send some key even to a server without keys, and all of them the same.
         caller = request.headers.get(CALLER) if keys is None else presented_key(request.headers)
         if candidate is not None and candidate.takes(caller):
             current = candidate.slot.current
