@@ -38,14 +38,15 @@ _RANGES = (
     ("\u205f", "\u205f", UNKNOWN),
     ("\u3000", "\u3000", UNKNOWN),
 )
-# Words of ASCII that are a single match of the regular expression: no contraction begins in them.
+# ASCII words without an apostrophe: no contraction begins in them, so each is a single match of the
+# pre-tokenizer's regular expression.
 _PLAIN = r"^ ?[!-&(-~]+$"
 BECOMES_ASCII = "\u037e\u1fef\u212a"
 """The characters outside ASCII that NFC turns into ASCII: a semicolon, a grave accent and a K."""
 HERE, EARLIER = 1, 2
-# What follows from the kinds of two bytes in a row, first * 8 + second: a word begins HERE, with
-# the second, or EARLIER, with the first. "a  b" is cut into "a", " " and " b": "a " says HERE, "  "
-# says nothing, and " b" says EARLIER.
+# Indexed by the kinds of two adjacent bytes, first * 8 + second: HERE if a word begins with the
+# second byte, EARLIER if a word begins with the first. "a  b" is cut into "a", " " and " b": "a "
+# gives HERE, "  " gives nothing, and " b" gives EARLIER.
 _BEGINS = np.zeros(64, dtype=np.uint8)
 for _first in (LETTER, DIGIT, MARK):
     for _second in {LETTER, DIGIT, MARK} - {_first}:

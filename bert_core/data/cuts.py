@@ -97,8 +97,8 @@ def _character(tokenizer: Tokenizer, cut: Cut, part: str, encoding: Encoding) ->
     assert after is not None
     (_, end_before), (start_after, _) = before, after
     character = (max if cut.from_end else min)(end_before, start_after)
-    # NOTE: behind other normalizers, offsets are a few characters off after what is composed (NFC),
-    # replaced by several characters or left out (SentencePiece's map).
+    # NOTE: with other normalizers, offsets are a few characters off after characters that are
+    # composed (NFC), replaced by several or removed (SentencePiece's map).
     if not isinstance(tokenizer.inner.normalizer, normalizers.BertNormalizer):
         reach = 1 if start_after < end_before else NEARBY
         exact = _exact(tokenizer, part, character, encoding.ids[:at], reach)

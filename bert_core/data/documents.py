@@ -66,14 +66,14 @@ _TITLES = """
 _AMBIGUOUS = """
     jr sr st mt ft ave blvd rd inc ltd co corp bros dept univ assn ca cent ed eds al etc a.m p.m
     jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri sat sun
-"""  # end one only before an opener, like initials
+"""  # end a sentence only before an opener, like initials
 _OPENERS = """
     the this that these those there a an i he she it we you they my his her its our your their
     in on at by to for from with of as if when while after before since but and or so yet not
     what who how why where which however although though because please thanks no yes let
     is are was were do does did have has had can could will would should
 """
-_NUMBERED = "no nos art para sec sect p c l"  # do not end one before a number
+_NUMBERED = "no nos art para sec sect p c l"  # do not end a sentence before a number
 _SAID = "said says asked cried replied answered exclaimed inquired demanded shouted"
 _UPPER = "A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я"
 _OPENING = r"\"'“‘«¿¡(\[<*_~$£€#@\-"

@@ -155,7 +155,7 @@ def choose_runs(
     next_try = np.searchsorted(row_of_word, np.arange(len(budgets)))
     last_try = np.searchsorted(row_of_word, np.arange(len(budgets)), side="right")
     budget_left = budgets.copy()
-    # Entries past the end, which are never free: a run that looks past the last word stops.
+    # Entries past the end count as used, so that a run stops at the last word.
     is_used = np.zeros(total + longest, dtype=bool)
     is_used[total:] = True
     run_of_word = np.full(total, -1, dtype=np.int64)
@@ -257,7 +257,8 @@ class Masker:
         special_ids: Integer[np.ndarray, "special"],
         mask_id: int,
     ) -> None:
-        """`special_ids` are never predicted, and never drawn as a random replacement."""
+        """Prepare masking for a vocabulary. `special_ids` are never predicted, and never drawn as a
+        random replacement."""
         self._config = config
         self._mask_id = mask_id
         self._is_special = np.zeros(vocab_size, dtype=bool)

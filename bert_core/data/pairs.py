@@ -317,8 +317,8 @@ def _full_sentences(
     document = np.repeat(np.repeat(np.arange(len(order)), counts), parts)
     starts = ragged_ranges(np.zeros_like(parts), parts) * longest + np.repeat(starts, parts)
     ends = np.minimum(starts + longest, np.repeat(ends, parts))
-    # Ids, plus a [SEP] for every document before: the length of a row from one piece to another is
-    # the difference, plus two.
+    # Count of ids up to each piece, plus a [SEP] for every document before: a row's length is the
+    # difference between its last stop and its first begin, plus two.
     total = np.cumsum(ends - starts)
     begins, stops = (total - (ends - starts) + document), (total + document)
     last_of_document = np.searchsorted(document, document, side="right")

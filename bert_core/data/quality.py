@@ -237,7 +237,8 @@ class EvaluationGrams:
     """
 
     def __init__(self, rows: Iterable[tuple[str, int, str]], ngram: int) -> None:
-        """Rows are (source, number, text); a row with several texts is given several times."""
+        """Index the rows, given as (source, number, text); a row with several texts is given
+        several times."""
         self.ngram = ngram
         self.looked_for: Counter[str] = Counter()  # texts by source
         self.too_short: Counter[str] = Counter()
@@ -259,7 +260,7 @@ class EvaluationGrams:
         row_sizes = np.array(sizes, dtype=np.int64)
         gram_words = np.minimum(row_sizes, ngram)
         grams = row_sizes - gram_words + 1
-        # Grams of any length are found by their first words, and then compared whole.
+        # Grams of any length are looked up by their first words, and then compared as a whole.
         picked = ragged_ranges(starts_of(row_sizes), grams)
         heads = _gram_hashes(_hashed(words), self._head_words)[picked]
         self._gram_words: list[int] = gram_words.tolist()

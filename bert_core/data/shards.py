@@ -23,7 +23,7 @@ from bert_core.errors import FormatError
 from bert_core.manifest import Manifest, read_manifest
 
 FORMAT = "raybert.shard"
-FORMAT_VERSION = 2  # 1 had no dynamic masks and no labels but next_sentence_label
+FORMAT_VERSION = 2  # 1 had no dynamic masks, and next_sentence_label as its only label
 WAY_OUT = "run `raybert prepare` again with --force, or copy the shards again"
 
 

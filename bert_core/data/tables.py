@@ -82,9 +82,9 @@ class TextTable:
         return self._lines.next_line
 
     def rows(self) -> Iterator[TextRow]:
-        """The rows after the header, faulty and blank ones included.
+        """Yield the rows after the header, including faulty and blank rows.
 
-        Every line of the file is in one of them.
+        Every line after the header belongs to exactly one row.
         """
         while (row := self._next()) is not None:
             yield row
@@ -108,7 +108,7 @@ class TextTable:
 
     def _wrong_divider(self, mark: str, header: str) -> str:
         ours = {"csv": "commas", "tsv": "tabs"}
-        # Renamed, a table keeps every character; but in .tsv quotes are literal.
+        # Renaming the file is enough, unless it has quotes, which are literal in .tsv.
         suffix = next((name for name, divider in DIVIDERS.items() if divider == mark), None)
         do = f"name the file .{suffix}"
         if suffix is None or (suffix == "tsv" and '"' in header):

@@ -66,7 +66,8 @@ class Tokenizer:
     def __init__(
         self, inner: tokenizers.Tokenizer, special: Mapping[str, str] | None = None
     ) -> None:
-        """
+        """Wrap a tokenizer of the library. Changes it in place: truncation and padding are turned
+        off, and BERT's template is set if it adds no special tokens.
         Args:
             special: BERT's names of the special tokens → those that the tokenizer's other files
                 give.
@@ -298,7 +299,7 @@ class Tokenizer:
 
     @property
     def mask_token(self) -> str:
-        """The mark for a word to predict: `[MASK]`, or `<mask>`."""
+        """The token that stands for a word to predict: `[MASK]`, or `<mask>`."""
         return self._special[MASK]
 
     @cached_property

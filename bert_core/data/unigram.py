@@ -24,7 +24,7 @@ _LOCAL = {"NFC", "NFD", "NFKC", "NFKD", "StripAccents", "Lowercase", "Strip", "P
 _PATTERNS = {" {2,}", r"\s{2,}|[\n\r\t]"}
 """Regular expressions that join white space, as published tokenizers have them."""
 _META = "▁"
-# Characters that may be one grapheme with the space before them, which `Precompiled` reads as one.
+# Characters that may form a grapheme with the space before them; `Precompiled` maps graphemes.
 _JOINING_CATEGORIES = {"Mn", "Mc", "Me", "Cc", "Cf", "Cn", "Co", "Sk"}
 _JOINING = {"\u0e33", "\u0eb3", "\uff9e", "\uff9f"}
 

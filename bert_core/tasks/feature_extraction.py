@@ -441,8 +441,8 @@ class FeatureExtraction(Task, SentenceTransformer):
         return vectors[..., :size]
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        """For rows with a score, `predicted` is the cosine. For other rows, `rank` is that of
-        `text_pair` among all texts with which any row is compared."""
+        """Return the columns for `metrics`. For rows with a score, `predicted` is the cosine. For
+        other rows, `rank` is that of `text_pair` among all texts with which any row is compared."""
         vectors = [unit(np.array(answer, dtype=np.float32)) for answer in answers]
         firsts, pairs = (np.stack([row[place] for row in vectors]) for place in (0, 1))
         if _loss_of(rows) == "cosine":

@@ -127,7 +127,7 @@ class FillMask(Task):
         targets = None if parameters is None else _target_ids(tokenizer, parameters.targets)
         windows = []
         texts = [_with_masks_of(tokenizer, row["text"]) for row in rows]
-        # Words are checked against all masks of their text: cutting decides below which are left.
+        # Words are checked against all masks of the whole text, so it is tokenized before cutting.
         if limit is None or any("words" in row for row in rows):
             all_ids = ids_of(tokenizer, texts)
         else:
