@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 from bert_core import files, storage
 from bert_core.errors import ConfigError
-from bert_core.schemes import SCHEMES
+from bert_core.storage_schemes import SCHEMES
 
 
 def create(path: str, data: bytes) -> str | None:

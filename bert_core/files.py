@@ -35,7 +35,7 @@ from bert_core.compression import (
 )
 from bert_core.containment import check_name
 from bert_core.errors import ConfigError, CorpusError, RaybertError, ResourceError
-from bert_core.schemes import SCHEMES
+from bert_core.storage_schemes import SCHEMES
 from bert_core.wording import closest
 
 CHUNK_BYTES = 1 << 20

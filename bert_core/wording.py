@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bert_core.schemes import SCHEMES
+from bert_core.storage_schemes import SCHEMES
 
 SHOWN_CHARACTERS = 80
 

@@ -20,7 +20,8 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import Headline, Manifest
 from bert_core.tasks.shapes import Row
 from bert_core.wording import without_secrets
-from pipelines.answering.predictors import answer_columns, options_text, predict_rows, predictor_of
+from pipelines.answering.columns import answer_columns
+from pipelines.answering.predictors import options_text, predict_rows, predictor_of
 from pipelines.corpus.labelled import (
     LabelledConfig,
     labelled_input,

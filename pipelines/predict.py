@@ -18,6 +18,7 @@ from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.manifest import Manifest
 from bert_core.tasks.shapes import Row, as_row
+from pipelines.answering.columns import ANSWER, answer_cells, answer_columns
 from pipelines.answering.parts import (
     OutputPart,
     PartsCounts,
@@ -31,13 +32,7 @@ from pipelines.answering.parts import (
     read_texts,
     row_file,
 )
-from pipelines.answering.predictors import (
-    ANSWER,
-    answer_cells,
-    answer_columns,
-    options_text,
-    predictor_of,
-)
+from pipelines.answering.predictors import options_text, predictor_of
 from pipelines.corpus.digest import ordered_corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus

@@ -14,7 +14,8 @@ from bert_core import files
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, read_manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
-from pipelines.answering.predictors import ANSWER, options_text, predict_rows, predictor_of
+from pipelines.answering.columns import ANSWER
+from pipelines.answering.predictors import options_text, predict_rows, predictor_of
 from pipelines.evaluate import CLASSES, PREDICTIONS
 from pipelines.runtime.description import MODEL_PAGE, link_model_card, published_page
 from pipelines.runtime.inputs import bundle_input, input_digest

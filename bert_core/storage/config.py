@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bert_core.errors import ConfigError
-from bert_core.schemes import SCHEMES, Scheme
+from bert_core.storage_schemes import SCHEMES, Scheme
 
 PREFIX = "RAYBERT_STORAGE_"
 # Variables that obstore and its sources of credentials read, besides ours.

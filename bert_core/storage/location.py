@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from bert_core.schemes import SCHEMES, Scheme
+from bert_core.storage_schemes import SCHEMES, Scheme
 
 _URI = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<host>[^/\s]+)(?:/(?P<key>\S*))?", re.IGNORECASE)
 IN_A_URI = "/!$&'()*+,;=:@"  # allowed in a path without escaping (RFC 3986)

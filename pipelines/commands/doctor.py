@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 from bert_core import files
 from bert_core.errors import RaybertError, ResourceError
 from pipelines.runtime import cluster, nodes, ray_token, storage_checks
-from pipelines.runtime.hosts import Hosts
-from pipelines.runtime.node_checks import (
+from pipelines.runtime.doctor_checks import (
     BY_SSH,
     NODE_CHECKS,
     REACH_BY_SSH,
@@ -26,6 +25,7 @@ from pipelines.runtime.node_checks import (
     check_answered,
     check_shared,
 )
+from pipelines.runtime.hosts import Hosts
 from pipelines.runtime.nodes import Node, token_path
 from pipelines.runtime.progress import counted, say
 from tracking.store import server

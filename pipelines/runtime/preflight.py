@@ -6,7 +6,7 @@ If the output is complete, nothing is checked: the stage is skipped.
 from bert_core import files, storage
 from bert_core.errors import ResourceError
 from bert_core.manifest import is_complete
-from pipelines.runtime import cluster, node_checks, nodes
+from pipelines.runtime import cluster, doctor_checks, nodes
 from pipelines.runtime.capacity import Gpus, require_room
 from pipelines.runtime.stage_config import StageConfig
 from pipelines.runtime.storage_checks import check_cache, check_excludes, marker
@@ -53,10 +53,10 @@ def _check_cluster(stage: str, config: StageConfig, marker: str) -> None:
     for node in nodes.nodes_of_cluster(files.absolute(marker)):
         if not node.cpus:
             continue
-        node_checks.check_answered(node)
-        for check in (node_checks.check_versions, node_checks.check_disk):
+        doctor_checks.check_answered(node)
+        for check in (doctor_checks.check_versions, doctor_checks.check_disk):
             try:
                 check(node, here)
             except ResourceError as error:
                 raise ResourceError(f"{node.name}: {error}") from error
-        node_checks.check_shared(node, config.output)
+        doctor_checks.check_shared(node, config.output)

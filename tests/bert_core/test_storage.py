@@ -26,11 +26,11 @@ from pyarrow.fs import copy_files
 
 from bert_core import conditional, files, storage
 from bert_core.errors import ConfigError, ResourceError
-from bert_core.schemes import SCHEMES
 from bert_core.storage.config import StorageConfig
 from bert_core.storage.location import Location
 from bert_core.storage.retries import FIRST_CONTACT_S
 from bert_core.storage.stores import PIECE_BYTES, bucket_address
+from bert_core.storage_schemes import SCHEMES
 from tests.fault_proxy import (
     Decide,
     Fault,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from bert_core.schemes import SCHEMES
+from bert_core.storage_schemes import SCHEMES
 from tracking.runs.spool import Note, NoteKind, Spool
 from tracking.store.server import connect, experiment_id, require_answer
 

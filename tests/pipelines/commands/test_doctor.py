@@ -9,7 +9,7 @@ import pytest
 
 from bert_core.errors import ResourceError
 from pipelines.commands.doctor import DoctorConfig, Finding, examine, run
-from pipelines.runtime.node_checks import NODE_CHECKS
+from pipelines.runtime.doctor_checks import NODE_CHECKS
 
 
 def by_check(findings: list[Finding]) -> dict[str, list[Finding]]:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from bert_core.errors import ResourceError
-from pipelines.runtime import node_checks
+from pipelines.runtime import doctor_checks
 from pipelines.runtime.nodes import FACTS, Node, compared, facts, read_nodes
 
 HERE = facts()
@@ -37,18 +37,18 @@ def test_this_machine_reports_its_versions() -> None:
     assert not HERE.unreachable
 
 
-CHECKS = node_checks.NODE_CHECKS | node_checks.BY_SSH
+CHECKS = doctor_checks.NODE_CHECKS | doctor_checks.BY_SSH
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_a_healthy_machine_passes(check: node_checks.NodeCheck) -> None:
+def test_a_healthy_machine_passes(check: doctor_checks.NodeCheck) -> None:
     assert check(WELL, HERE)
 
 
 def test_a_client_does_not_need_what_the_nodes_have() -> None:
     client = replace(HERE, versions={**HERE.versions, "torch": None, "mlflow": None})
     node = replace(HERE, versions={**HERE.versions, "torch": "2.0.1", "mlflow": "2.0"})
-    assert "torch 2.0.1" in node_checks.check_versions(node, client)
+    assert "torch 2.0.1" in doctor_checks.check_versions(node, client)
 
 
 WRONG = {
@@ -121,7 +121,7 @@ def test_faults_are_reported_with_the_way_out(changes: dict[str, Any], wanted: s
 def test_a_build_of_torch_counts_as_its_version_and_a_job_brings_its_own_raybert() -> None:
     torch = f"{(HERE.versions['torch'] or '').partition('+')[0]}+cu999"
     versions = {**HERE.versions, "torch": torch, "raybert": None}
-    assert torch in node_checks.check_versions(replace(WELL, versions=versions), HERE)
+    assert torch in doctor_checks.check_versions(replace(WELL, versions=versions), HERE)
 
 
 def test_a_clock_is_right_if_its_time_is_between_question_and_answer() -> None:
@@ -167,13 +167,13 @@ def test_a_file_that_a_node_cannot_see_is_reported(tmp_path: Path) -> None:
     with pytest.raises(
         ResourceError, match=r"wanted a place that all nodes share, .* \(10\.0\.0\.7\)"
     ):
-        node_checks.check_shared(node, "/data/out")
+        doctor_checks.check_shared(node, "/data/out")
 
 
 def test_a_node_that_does_not_answer_is_named() -> None:
     node = Node(versions={}, address="10.0.0.7", problem="ModuleNotFoundError: no 'pipelines'")
     with pytest.raises(ResourceError, match=r"wanted an answer from 10\.0\.0\.7, got ModuleNotF"):
-        node_checks.check_answered(node)
+        doctor_checks.check_answered(node)
 
 
 def test_a_job_that_mentions_no_nodes_has_none() -> None:
