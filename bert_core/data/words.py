@@ -111,7 +111,8 @@ def units_of(parts: Spans, offsets: Int[np.ndarray, "pieces 2"]) -> Units:
         return Units(none.reshape(0, 2), none, none, none)
     # For each piece, the first part of which it has characters; pieces of white space have none.
     part = np.minimum(np.searchsorted(parts[:, 1], offsets[:, 0], side="right"), len(parts) - 1)
-    pieces = np.flatnonzero((parts[part, 0] < offsets[:, 1]) & (offsets[:, 0] < offsets[:, 1]))
+    shared = np.minimum(parts[part, 1], offsets[:, 1]) - np.maximum(parts[part, 0], offsets[:, 0])
+    pieces = np.flatnonzero(shared > 0)
     known, index, counts = np.unique(part[pieces], return_index=True, return_counts=True)
     firsts, ends = pieces[index], pieces[index + counts - 1] + 1
     # Parts without a piece of their own belong to the unit whose pieces cover them.

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bert_core.data.tokenizer import Tokenizer
@@ -55,6 +55,7 @@ def test_parts_are_divided_by_spaces_punctuation_and_scripts_without_spaces(
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda one: one.kind)
 @given(text=CHARACTERS)
+@example(text="Ж海 \u200b")  # pieces after the last part are of no part
 def test_units_are_in_order_apart_and_have_the_pieces_between_their_bounds(
     tokenizer: Tokenizer, text: str
 ) -> None:
