@@ -40,6 +40,15 @@ EXEMPTIONS = (
         paths=r"^/v1/models/[^{/]+$",
         reason="that a model's URL has GET too stands at /v1/models/{name}",
     ),
+    *(
+        Exemption(
+            check=check,
+            paths=r"^/v1/models/\{name\}$",
+            method="GET",
+            reason="that a model takes POST too stands at its own URL, whose name is known",
+        )
+        for check in ("allow_header_conformance", "unsupported_method")
+    ),
     Exemption(
         check=REJECTED,
         paths=r"^(?!/v1/models/[^{])",
