@@ -194,6 +194,16 @@ def test_every_link_leads_to_a_file_and_a_heading(document: Path) -> None:
             assert anchor.removeprefix("#") in slugs, f"{path}{anchor}"
 
 
+def test_commands_of_a_block_do_not_stand_in_prose() -> None:
+    """Without its indentation, the first line of a block is shown as a sentence."""
+    lost = []
+    for document in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
+        text = re.sub(r"^```.*?^ *```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+        found = re.findall(r"^(?:raybert \w+ .*--|pip install |export \w+=).*", text, re.MULTILINE)
+        lost += [f"{document.name}: {line}" for line in found]
+    assert lost == []
+
+
 def test_every_alert_is_in_the_table_of_operations_with_its_severity() -> None:
     files = [ROOT / "deploy/prometheus" / name for name in ("alerts.yml", "cluster_alerts.yml")]
     groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
