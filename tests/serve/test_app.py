@@ -468,8 +468,9 @@ def plain_doors(server: Server) -> dict[int, bytes]:
     doors = {}
     for pid in server.pids():
         process = psutil.Process(pid)
-        if "haproxy" not in process.name() and "ray::" not in process.name():
-            continue  # Ray's own, which SECURITY.md names
+        name = process.name()
+        if "Agent" in name or not ("haproxy" in name or "ray::" in name):
+            continue  # Ray's own, such as its agents' metrics, which SECURITY.md names
         for each in process.net_connections("inet"):
             if each.status != psutil.CONN_LISTEN or each.laddr.ip in ("127.0.0.1", "::1"):
                 continue
