@@ -180,8 +180,10 @@ def _of_pandas(value: dict[str, Any]) -> tuple[str, str] | None:
     """
     if [*value] == ["columns", "index", "data"]:
         return "split", "pandas.DataFrame(**{})"
-    if [*value] == ["schema", "data"] and "pandas_version" in (value["schema"] or ()):
-        return "table", "pandas.DataFrame({}['data'])"
+    if [*value] == ["schema", "data"]:
+        schema = value["schema"]
+        if isinstance(schema, dict) and "pandas_version" in schema:
+            return "table", "pandas.DataFrame({}['data'])"
     cells = value.values()
     if not value or not all(isinstance(each, dict) and each for each in cells):
         return None

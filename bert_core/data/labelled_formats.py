@@ -230,19 +230,23 @@ def _conll(data: bytes, source: str) -> list[Line]:
 def _conllu(data: bytes, source: str) -> list[Line]:
     """Read sentences of CoNLL-U by column name, without ranges (`1-2`) and empty nodes (`8.1`).
 
-    CoNLL-U Plus names its columns in the first line (`# global.columns = ID FORM …`).
+    CoNLL-U Plus names its columns in the first line (`# global.columns = ID FORM …`), in any order,
+    and may have no ids.
     """
     lines = _lines_of(data)
     named = _COLUMNS.match(lines[0])
     names = tuple(named[1].lower().split()) if named else CONLLU_COLUMNS
+    if fault := not_utf8_in(names):
+        raise CorpusError(f"{source}, line 1: {fault}")
     check_header(names, source)
+    place = names.index("id") if "id" in names else None
     records: list[Line] = []
     for sentence in _sentences(lines, len(names), lambda line: line.startswith("#"), names):
         if isinstance(sentence, Unread):
             records.append(sentence)
         elif isinstance(sentence, Comment):
             continue
-        elif words := [row for row in sentence if row[0].isdecimal()]:
+        elif words := [row for row in sentence if place is None or row[place].isdecimal()]:
             columns = zip(*words, strict=True)
             records.append(
                 {name: list(column) for name, column in zip(names, columns, strict=True)}

@@ -253,6 +253,20 @@ def test_conllu_plus_names_its_columns_in_the_first_line() -> None:
     assert found.unread[1].startswith(message)
 
 
+def test_columns_of_conllu_plus_are_in_any_order_and_may_lack_ids() -> None:
+    text = "# global.columns = FORM ID UPOS\na\t1\tDET\nab\t2-3\t_\nb\t2\tNOUN\n"
+    wanted = {"form": ["a", "b"], "id": ["1", "2"], "upos": ["DET", "NOUN"]}
+    assert records_of(text, "conllu") == [wanted]
+    text = "# global.columns = FORM UPOS\na\tDET\nb\tNOUN\n"
+    assert records_of(text, "conllu") == [{"form": ["a", "b"], "upos": ["DET", "NOUN"]}]
+
+
+def test_names_of_columns_that_are_not_utf8_are_reported() -> None:
+    data = b"# global.columns = ID FORM \xe9t \xe9t\n1\ta\tb\tc\n"
+    with pytest.raises(CorpusError, match=r"a\.conllu, line 1: wanted UTF-8, byte 0xe9 is not"):
+        labelled_records(data, "a.conllu", "conllu")
+
+
 CONLLU = """\
 # sent_id = 1
 # text = Vámonos al mar

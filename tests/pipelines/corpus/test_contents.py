@@ -158,6 +158,16 @@ def test_invalid_json_is_reported_with_place_and_reason(
         read_rows(tmp_path / "a.json")
 
 
+@pytest.mark.parametrize("schema", [5, None, "pandas_version", ["pandas_version"], {}], ids=repr)
+def test_a_row_with_columns_named_as_a_table_of_pandas_is_a_row(
+    tmp_path: Path, schema: Any
+) -> None:
+    row = {"schema": schema, "data": "x"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    assert json_rows.json_rows((tmp_path / "a.jsonl").read_bytes(), "a.jsonl") == [row]
+    assert read_corpus(tmp_path / "a.jsonl", text_column="data") == ["x"]
+
+
 def test_a_bad_object_of_a_list_affects_no_other(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b'[{"text": "a"},\n{"text": },\n 3, {"text": "b"}]')
     assert read_corpus(tmp_path / "a.json", errors="skip") == ["a", "", "", "b"]
