@@ -35,6 +35,7 @@ from bert_core.bundle.layout import (
     Execution,
     label_entries,
     names_in,
+    path_of,
     read_json,
 )
 from bert_core.bundle.memory import available_bytes, check_memory, needed_bytes
@@ -243,7 +244,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     """Read a bundle written by this project or transformers, and check every file's sha256.
 
     Raises: FormatError if a file is missing, changed or damaged, or if a newer version wrote the
-        bundle.
+        bundle; ResourceError if its weights do not fit in memory.
     """
     folder = Path(folder)
     record, sha256s, digest = verified(folder)
@@ -255,8 +256,10 @@ def load_bundle(folder: str | Path) -> Bundle:
     try:
         config = encoder_config_from_huggingface(entries)
         name = class_name(entries)
-        loaded = weight_files(folder) if graph is None else [graph]
-        memory_bytes = needed_bytes(folder / name for name in loaded)
+        # A large graph has its weights in a file next to it, such as `model.onnx_data`.
+        of_graph = [path for path in sha256s if graph is not None and path.startswith(graph)]
+        loaded = of_graph or weight_files(folder)
+        memory_bytes = needed_bytes(path_of(folder, path) for path in loaded)
         check_memory(memory_bytes, available_bytes(), str(folder))
         weights = {} if graph else read_weights(folder)
         state = from_huggingface(weights, config, name)

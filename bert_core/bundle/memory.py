@@ -20,9 +20,10 @@ FLOATING = re.compile("B?F[0-9]")
 SINGLE_BYTES = 4
 """Size of a number in fp32, to which every floating-point weight is converted."""
 _LIMITED = {
-    # Files by version of control groups: limit, use, and the part that the kernel can drop.
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    2: ("memory.max", "memory.current", "inactive_file"),
+    # By version of control groups: the files of limit and use, and the prefix in memory.stat of the
+    # figures that, like the use, include the groups inside.
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("memory.max", "memory.current", ""),
 }
 
 
@@ -122,9 +123,8 @@ def _left_in_groups(root: Path) -> Iterator[int]:
 
 
 def _left(group: Path, version: int) -> int:
-    limit, use, droppable = _LIMITED[version]
+    limit, use, prefix = _LIMITED[version]
     bytes_limit = int((group / limit).read_text())
     stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    active = droppable.replace("inactive", "active")
-    kept = int(stat[droppable]) + int(stat[active])
-    return bytes_limit - int((group / use).read_text()) + kept
+    cached = sum(int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
+    return bytes_limit - int((group / use).read_text()) + cached

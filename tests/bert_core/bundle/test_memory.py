@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from bert_core.bundle import format as bundles
-from bert_core.bundle.format import load_bundle
+from bert_core.bundle.format import About, Graph, load_bundle, save_bundle
+from bert_core.bundle.layout import GRAPHS
 from bert_core.bundle.memory import available_bytes, check_memory, needed_bytes
 from bert_core.errors import ResourceError
 from tests import tiny
@@ -18,7 +19,7 @@ GIB = 1 << 30
 MEMINFO = {"proc/meminfo": f"MemTotal: 9 kB\nMemAvailable: {8 * GIB >> 10} kB\nSwapFree: 1024 kB\n"}
 SWAP = 1 << 20
 V1, V2 = "9:name=systemd:/\n4:cpu,memory:/job/one\n0::/\n", "0::/job/one\n"
-STAT_1 = "total_inactive_file 1000\ntotal_active_file 200\n"
+STAT_1 = "inactive_file 7\nactive_file 7\ntotal_inactive_file 1000\ntotal_active_file 200\n"
 STAT_2 = "inactive_file 1000\nactive_file 200\n"
 
 
@@ -90,6 +91,18 @@ def test_weights_need_their_size_in_fp32(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "a.safetensors")
     (tmp_path / "graph.onnx").write_bytes(b"12345")
     assert needed_bytes([tmp_path / "a.safetensors", tmp_path / "graph.onnx"]) == 4 * 37 + 5
+
+
+def test_a_graph_needs_the_weights_that_lie_beside_it_too(tmp_path: Path) -> None:
+    def write(path: Path) -> None:
+        path.write_bytes(b"graph")
+        path.with_name(f"{path.name}_data").write_bytes(bytes(1000))
+
+    tokenizer = tiny.tokenizer()
+    model = tiny.model(tiny.encoder_config(tokenizer.vocab_size))
+    graph = Graph(name=GRAPHS["fp32"], write=write)
+    save_bundle(tmp_path / "bundle", model, tokenizer, About(), graph)
+    assert load_bundle(tmp_path / "bundle").memory_bytes == 1005
 
 
 def test_a_bundle_that_does_not_fit_is_refused_with_needed_and_free_memory(
