@@ -5,9 +5,10 @@ published that way.
 """
 
 import json
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from bert_core.data.json_rows import Unread
 from bert_core.data.labelled_formats import LabelledFile
@@ -46,14 +47,8 @@ def with_names(
             f"{setting}.{field}: wanted the name of each label once, got {shown([*names])}"
         )
     in_list = holds_ticks(of_file.records, field, names)
-    missing = [name for name in names if not any(name in record for record in of_file.records)]
-    if missing and of_file.records and not in_list:
-        present = [*map(str, of_file.records[0])]
-        raise CorpusError(
-            f"{source}: wanted a column {missing[0]!r}, there are: {', '.join(present)}"
-            f"{nearest(missing[0], present)}: give the names of columns that hold 0 or 1, or of "
-            f"the places of a list of {len(names)} of these in the column {field!r}"
-        )
+    if of_file.records and not in_list:
+        _check_present(of_file.records, source, field, names)
     records: list[Row] = []
     numbers: list[int] = []
     unread = dict(of_file.unread)
@@ -63,9 +58,22 @@ def with_names(
         if isinstance(labels, Unread):
             unread[number] = Unread(f"row {number}: {labels}")
         else:
-            records.append({**record, field: labels})
+            # Not a copy: a column of Parquet is read only if it is used.
+            records.append(ChainMap({field: labels}, cast("dict[str, Any]", record)))
             numbers.append(number)
     return replace(of_file, records=records, numbers=numbers, unread=unread)
+
+
+def _check_present(records: Sequence[Row], source: str, field: str, names: Sequence[str]) -> None:
+    """Check that each of `names` is a column of some record. Raises: CorpusError."""
+    for name in names:
+        if not any(name in record for record in records):
+            present = [*map(str, records[0])]
+            raise CorpusError(
+                f"{source}: wanted a column {name!r}, there are: {', '.join(present)}"
+                f"{nearest(name, present)}: give the names of columns that hold 0 or 1, or of the "
+                f"places of a list of {len(names)} of these in the column {field!r}"
+            )
 
 
 def column_per_label(target: type) -> str | None:

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bert_core.errors import ConfigError, CorpusError
@@ -304,6 +306,14 @@ def test_labels_may_have_a_column_each(
     assert several(replace(config, columns={}), NAMED).rows == ASSIGNED, "as in training"
     told = capsys.readouterr().out
     assert 'columns {text = "comment_text", labels = ["toxic", "insult"]}, as in training' in told
+
+
+def test_labels_in_columns_leave_unused_columns_unread(tmp_path: Path) -> None:
+    far = pa.array([9_000_000_000_000_000_000] * 3, pa.timestamp("us"))  # no Python type holds it
+    table = {"comment_text": [*"abc"], "toxic": [1, 0, 1], "insult": [0, 0, 1], "created": far}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    config = LabelledConfig(source=str(tmp_path / "a.parquet"), columns=NAMED)
+    assert several(config).rows == ASSIGNED
 
 
 def test_a_cell_other_than_0_and_1_makes_a_bad_row(tmp_path: Path) -> None:
