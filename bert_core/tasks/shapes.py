@@ -338,19 +338,19 @@ def own_columns(columns: Mapping[str, str], shapes: Sequence[type]) -> dict[str,
     label.
     """
     optional = _optional(*shapes)
-    fields_of: dict[str, str] = {}
+    field_of: dict[str, str] = {}
     hints = _hints(*shapes)
     unnamed = [name for name in hints if name in optional and name not in columns]
     for name in [name for name in hints if name not in unnamed]:
         column = columns.get(name, name)
-        if column in fields_of:
+        if column in field_of:
             raise ConfigError(
                 f"columns: wanted a column for each field, got {column!r} for "
-                f"{fields_of[column]} and {name}: name the right one for {name}"
+                f"{field_of[column]} and {name}: name the right one for {name}"
             )
-        fields_of[column] = name
-    read = {name: column for column, name in fields_of.items()}
-    read |= {name: name for name in unnamed if name not in fields_of}
+        field_of[column] = name
+    read = {name: column for column, name in field_of.items()}
+    read |= {name: name for name in unnamed if name not in field_of}
     return {name: read[name] for name in hints if name in read}
 
 

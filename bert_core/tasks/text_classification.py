@@ -350,8 +350,8 @@ class TextClassification(TextTask):
         for label in _labels_of(row, several=self.chosen.multi_label):
             if self.labels and label not in self._ids:
                 raise InputError(
-                    f"its label {label!r} is not one of the training rows', which are "
-                    f"{_some(self.labels)}: add such rows to the training set, or remove this one"
+                    f"its label {label!r} is not one of the model's, which are "
+                    f"{_some(self.labels)}: remove the row, or train the model on such rows first"
                 )
 
 

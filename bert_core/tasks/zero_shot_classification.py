@@ -297,7 +297,7 @@ class ZeroShotClassification(Task):
         return np.array([known[row["label"]] for row in rows], dtype=np.int64)
 
     def check_known(self, row: Row) -> None:
-        known = self._known()
+        known = self.chosen.candidate_labels or ()
         if row["label"] not in known:
             raise InputError(
                 "wanted one of the labels of the option candidate_labels, which are "

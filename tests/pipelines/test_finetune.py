@@ -597,7 +597,7 @@ def test_a_row_that_the_task_cannot_use_is_named_with_its_file(
     Path(rows.source).write_text(
         '{"text": "a", "label": "late"}\n{"text": "b", "label": "never"}\n'
     )
-    unknown = r"row 2: its label 'never' is not one of the training rows', which are early, late:"
+    unknown = r"row 2: its label 'never' is not one of the model's, which are early, late:"
     config = replace(
         small.finetune(tmp_path / "finetune"), model=str(untrained.encoder), held_out=rows
     )

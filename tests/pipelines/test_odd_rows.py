@@ -84,7 +84,11 @@ def test_fine_tuning_counts_the_rows_that_are_empty_or_cut(
 @pytest.mark.parametrize(
     ("train", "held_out", "message"),
     [
-        (GOOD, [{"text": "a", "label": "never"}], "row 1: its label 'never' is not one of the tr"),
+        (
+            GOOD,
+            [{"text": "a", "label": "never"}],
+            "row 1: its label 'never' is not one of the model's",
+        ),
         (GOOD[::2], GOOD, r"training rows: wanted at least two labels, found 1 \(early\)"),
         (GOOD[:4], GOOD, "wanted at least batch_size = 8 rows to train on, got 4: lower batch_s"),
         (GOOD, [], "held_out.jsonl: wanted labelled rows, the file holds none: give another"),
@@ -189,7 +193,7 @@ def test_an_evaluation_counts_the_rows_that_are_empty_or_cut(
     )
     assert evaluate.run(one_class).counts["matthews"] == 0.0
     unseen = written("unseen.jsonl", [*GOOD, {"text": "a", "label": "never"}])
-    with pytest.raises(CorpusError, match="row 17: its label 'never' is not one of the training"):
+    with pytest.raises(CorpusError, match="row 17: its label 'never' is not one of the model's"):
         evaluate.run(replace(evaluation, held_out=unseen, output=f"{evaluation.output}-unseen"))
 
 

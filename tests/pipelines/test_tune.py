@@ -226,7 +226,7 @@ def test_held_out_rows_that_do_not_fit_are_refused_before_the_first_trial(
     (tmp_path / "odd.jsonl").write_text('{"text": "a", "label": "never"}\n')
     held_out = LabelledConfig(source=str(tmp_path / "odd.jsonl"))
     config = sweep(pretrained, tmp_path / "out", held_out=held_out, num_workers=0)
-    message = r"odd.jsonl, row 1: its label 'never' is not one of the training rows'"
+    message = r"odd.jsonl, row 1: its label 'never' is not one of the model's"
     with pytest.raises(CorpusError, match=message):
         tune.run(config)
     assert not (tmp_path / "out" / "trials").exists()

@@ -207,7 +207,8 @@ def test_held_out_rows_of_one_class_have_finite_metrics() -> None:
         (
             TextClassification(["x", "y"], TextClassificationOptions(multi_label=True)),
             {"text": "a", "labels": ["x", "z"]},
-            "row 1: its label 'z' is not one of the training rows', which are x, y: add such rows",
+            "row 1: its label 'z' is not one of the model's, which are x, y: remove the row, or "
+            "train the model on such rows first",
         ),
         (
             TokenClassification(["B-x", "O"]),

@@ -59,7 +59,7 @@ def test_parameters_out_of_range_are_refused() -> None:
 def test_a_label_unseen_in_training_is_named_with_those_there_are() -> None:
     tokenizer = tiny.tokenizer(["a"])
     rows = [{"text": "a", "label": "ham"}, {"text": "a", "label": "eggs"}]
-    message = "row 2: its label 'eggs' is not one of the training rows', which are ham, maybe, spam"
+    message = "row 2: its label 'eggs' is not one of the model's, which are ham, maybe, spam"
     with pytest.raises(CorpusError, match=message):
         TASK.encode(rows, tokenizer, 8, labelled=True)
 

@@ -245,9 +245,7 @@ def test_each_unknown_label_is_named_and_many_are_counted(tmp_path: Path) -> Non
     with pytest.raises(CorpusError) as raised:
         labelled_rows(LabelledConfig(source=str(path)), "held_out", task.shapes(), task.fitting)
     message = str(raised.value)
-    assert (
-        "its label 'odd b' is not one of the training rows' in 2 other rows (rows 2, 15)" in message
-    )
+    assert "its label 'odd b' is not one of the model's in 2 other rows (rows 2, 15)" in message
     assert "; 3 other things are wrong; 26 of 26 rows in all" in message
 
 
