@@ -199,7 +199,8 @@ def promote(
         new, before = _version(known[version]), _aliased(client, name, alias)
         moves, why = True, f"{alias} is version {version}"
         if alias == CHAMPION:
-            moves, why = _decide(new, before, NOT_COMPARED, force=force)
+            comparison = Comparison(not_compared="nothing is compared here")
+            moves, why = _decide(new, before, comparison, force=force)
         if not moves:
             raise ConfigError(why)
         if before != new:
