@@ -316,9 +316,17 @@ def rows_after(before: int) -> Iterator[None]:
 def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]:
     """Read rows with the fields of a task's input, one per line of a test file, in order.
 
-    Raises: CorpusError as `labelled_rows` does, and if a line is broken.
+    Raises: CorpusError as `labelled_rows` does, and if a line is broken; ConfigError if a field has
+        a list of labels instead of a column.
     """
-    path = config.source
+    path, named = config.source, dict[str, str]()
+    for name, column in config.columns.items():
+        if not isinstance(column, str):
+            raise ConfigError(
+                f"columns.{name}: wanted the name of a column, got {as_json(column)}: rows without "
+                "labels have no columns of labels, leave it out"
+            )
+        named[name] = column
     if not files.exists(path):
         raise CorpusError(f"{path}: wanted a file of rows, there is none: check the path")
     found = _read(path, config)
@@ -331,8 +339,7 @@ def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]
         )
     names = {field.name for field in fields(shape)}
     columns = {name: column for name, column in found.columns.items() if name in names}
-    columns |= {name: one for name, one in config.columns.items() if isinstance(one, str)}
-    return labelled(found.records, (shape, Unlabelled), columns, path)
+    return labelled(found.records, (shape, Unlabelled), columns | named, path)
 
 
 def labelled_input(name: str, config: LabelledConfig, split: Split) -> DatasetInput:

@@ -151,6 +151,16 @@ def test_labelled_rows_are_read_compressed_too(tmp_path: Path, name: str, packed
     assert len(read_unlabelled(file, TextInput)) == 2
 
 
+def test_rows_without_labels_have_no_column_per_label(tmp_path: Path) -> None:
+    config = LabelledConfig(source=str(tmp_path / "a.csv"), columns={"labels": ["x", "y"]})
+    (tmp_path / "a.csv").write_text("text,x,y\na,0,1\n")
+    message = (
+        r'^columns\.labels: wanted the name of a column, got \["x", "y"\]: rows without labels'
+    )
+    with pytest.raises(ConfigError, match=message):
+        read_unlabelled(config, TextInput)
+
+
 @pytest.mark.parametrize("packed", PACK)
 def test_sets_as_their_authors_publish_them_are_read_compressed_too(
     tmp_path: Path, packed: str
