@@ -146,8 +146,8 @@ class ShardsCounts(BeforeAndAfter):
     @property
     def sentence(self) -> str:
         return (
-            "Distilled from its teacher on unlabelled text: its loss on held-out rows fell from "
-            f"{self.before[LOSS]:.3g} to {self.after[LOSS]:.3g}."
+            "Distilled from its teacher on unlabelled text: its loss on held-out rows was "
+            f"{self.before[LOSS]:.3g} before and is {self.after[LOSS]:.3g} now."
         )
 
 

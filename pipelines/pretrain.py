@@ -205,21 +205,22 @@ class PretrainCounts(BeforeAndAfter):
 
     @property
     def line(self) -> str:
-        lowered = f"held-out MLM loss {self.before[MLM_LOSS]:.2f} → {self.after[MLM_LOSS]:.2f}"
+        losses = f"held-out MLM loss {self.before[MLM_LOSS]:.2f} → {self.after[MLM_LOSS]:.2f}"
         if MLM_ACCURACY not in self.after:
-            return lowered
-        return f"{lowered}, {percent(self.after[MLM_ACCURACY])} of masked words right"
+            return losses
+        return f"{losses}, {percent(self.after[MLM_ACCURACY])} of masked words right"
 
     @property
     def sentence(self) -> str:
-        lowered = (
-            "Pretraining lowered the loss on masked words of held-out text from "
-            f"{self.before[MLM_LOSS]:.2f} to {self.after[MLM_LOSS]:.2f} nats"
+        losses = (
+            "The loss on masked words of held-out text was "
+            f"{self.before[MLM_LOSS]:.2f} nats before pretraining and {self.after[MLM_LOSS]:.2f} "
+            "after"
         )
         if MLM_ACCURACY not in self.after:
-            return f"{lowered}."
+            return f"{losses}."
         return (
-            f"{lowered}: the model now predicts {percent(self.after[MLM_ACCURACY])} of them "
+            f"{losses}: the model now predicts {percent(self.after[MLM_ACCURACY])} of them "
             f"correctly ({percent(self.unigram_accuracy)} for always guessing the most frequent "
             "word)."
         )

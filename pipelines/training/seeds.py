@@ -14,7 +14,7 @@ from bert_core import files
 from bert_core.data.splits import HELD_OUT, SELECTION, TRAIN
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig, ScheduleConfig
-from pipelines.runtime.progress import say
+from pipelines.runtime.progress import SEEN, say
 from pipelines.runtime.result import SPREAD, Result, spread
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.driver import TrainingCounts, finished, fit, write_bundle
@@ -112,6 +112,8 @@ class SeedsCounts(TrainingCounts):
             if main in self.baseline:
                 than = f" (without reading the text: {figure(main, self.baseline[main])})"
             rows = f"{self.held_out_rows:,} rows it has not seen"
+            if seen := self.remarks.get(f"{HELD_OUT}_{SEEN}"):
+                rows = f"{self.held_out_rows:,} held-out rows, {seen:,} of which it has seen"
             return f"{trained}, it reaches {held_out}{over} on {rows}{than}."
         if (selected := self._score(f"{SELECTION}_")) is not None:
             return f"{trained}, it reaches {selected}{over} on the rows that selected it."
