@@ -181,11 +181,10 @@ def summary(runs: Sequence[Run]) -> list[str]:
     """Describe the results in words; runs of one stage are distinguished by their names."""
     scratch, worth = _worth_of_pretraining(runs)
     texts = [(run, worth if run is scratch else run.sentence) for run in runs]
-    stages = Counter(run.stage for run, text in texts if text and run is not scratch)
+    stages = Counter(run.stage for run in runs if run is not scratch)
     return [
         text if run is scratch or stages[run.stage] == 1 else f"{_short_name(run)}: {text}"
         for run, text in texts
-        if text
     ]
 
 
@@ -197,7 +196,11 @@ def _short_name(run: Run) -> str:
 def _worth_of_pretraining(runs: Sequence[Run]) -> tuple[Run | None, str]:
     """Compare two fine-tunings that differ only in whether they start from pretrained weights.
     Return the one from random weights, and the difference in words."""
-    tuned = [run for run in runs if run.stage == "finetune" and run.counts.get("seeds")]
+    tuned = [
+        run
+        for run in runs
+        if run.stage == "finetune" and f"{run.counts.get('primary_metric')}_mean" in run.counts
+    ]
     for scratch in tuned:
         for other in tuned:
             differs = {key for key, *_ in _differences([scratch, other])}

@@ -1,4 +1,4 @@
-"""The runs that a report is about: what their folders say, or MLflow where those are away."""
+"""The runs that a report is about, from their folders, or from MLflow if those are away."""
 
 import json
 import re
@@ -34,9 +34,11 @@ _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A finished run of a stage."""
+    """A run of a stage: a finished one from its folder, or one that MLflow has recorded."""
 
     manifest: Manifest
+    """Built from MLflow's record for a run that has no manifest."""
+    has_finished: bool = True
     place: str
     """Folder or URI with its files; a copy of its artifacts if only MLflow has it."""
     output: str
@@ -70,12 +72,17 @@ class Run:
     @property
     def result(self) -> str:
         """Return the stage's result in one line."""
-        return self.manifest.line or first_counts(self.counts)
+        ended = "finished" if self.has_finished else "not finished"
+        return self.manifest.line or first_counts(self.counts) or ended
 
     @property
     def sentence(self) -> str:
         """Return the result for a reader who knows neither the stage nor its figures."""
-        return self.manifest.sentence or f"`{self.stage}` has finished: {self.result}."
+        if self.manifest.sentence:
+            return self.manifest.sentence
+        ended = "has finished" if self.has_finished else "has not finished"
+        figures = self.manifest.line or first_counts(self.counts)
+        return f"`{self.stage}` {ended}{f': {figures}' if figures else ''}."
 
     @cached_property
     def digests(self) -> frozenset[str]:
@@ -95,7 +102,7 @@ def runs_of(references: Sequence[str], uri: str | None, downloads: str | None = 
         uri: the MLflow store, for ids.
         downloads: folder for the files of runs that only MLflow has; by default a temporary one,
             which stays.
-    Raises: ConfigError if a reference is not a finished run.
+    Raises: ConfigError if a reference is neither the output of a finished run nor an id.
     """
     store = cache(lambda: Store(tracking_uri(uri), downloads))
     return [_run(reference, store) for reference in references]
@@ -314,6 +321,7 @@ def _without_manifest(stored: "StoredRun", place: str) -> Run:
             line=tags.get(RESULT, ""),
             code_version=tags.get("code_version", ""),
         ),
+        has_finished=stored.info.status == "FINISHED",
         place=place,
         output="",
         name="",

@@ -66,11 +66,11 @@ def percent(share: float) -> str:
 
 
 def first_counts(counts: Mapping[str, Any], most: int = 3) -> str:
-    """Return the first numbers with their names, `rows 1,200, accuracy 42.3 %`, for stages whose
-    older version recorded no summary of its own."""
+    """Return the first numbers with their names, `rows 1,200, accuracy 42.3 %`, for runs without a
+    summary; empty if there are none."""
     numbers = (
         (name, value)
         for name, value in counts.items()
         if name != "seconds" and isinstance(value, int | float) and not isinstance(value, bool)
     )
-    return ", ".join(score(name, value) for name, value in islice(numbers, most)) or "finished"
+    return ", ".join(score(name, value) for name, value in islice(numbers, most))

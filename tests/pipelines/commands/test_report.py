@@ -18,7 +18,7 @@ from pipelines import evaluate
 from pipelines.cli import main
 from pipelines.commands import report_runs
 from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
-from pipelines.commands.report import ReportConfig, run, write_report
+from pipelines.commands.report import ReportConfig, run, summary, write_report
 from pipelines.commands.report_runs import links, runs_of, with_ancestors
 from pipelines.evaluate import EvaluateConfig, EvaluateCounts
 from pipelines.prepare import PrepareCounts
@@ -407,6 +407,43 @@ def test_a_run_without_a_manifest_shows_what_mlflow_has(tmp_path: Path) -> None:
     assert (seen.stage, seen.name, seen.output) == ("predict", "predict x", "away")
     assert (seen.counts, seen.manifest.inputs) == ({"rows": 7}, {"model": "abc"})
     assert with_ancestors([seen]) == [seen]
+
+
+def test_a_run_that_has_not_finished_is_said_to_be_so(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    ids = []
+    for place, metrics in enumerate(({"rows": 7}, {})):
+        tags = {"stage": "predict", "output": "away"}
+        with RunRecorder.open(tmp_path / f"{place}", uri=uri, run_name="x", tags=tags) as recorder:
+            recorder.record(0, metrics)
+        ids.append(str(recorder.run_id))
+    assert [(each.sentence, each.result) for each in runs_of(ids, uri)] == [
+        ("`predict` has finished: rows 7.", "rows 7"),
+        ("`predict` has finished.", "finished"),
+    ]
+    for run_id in ids:
+        connect(uri).set_terminated(run_id, "KILLED")
+    assert [(each.sentence, each.result) for each in runs_of(ids, uri)] == [
+        ("`predict` has not finished: rows 7.", "rows 7"),
+        ("`predict` has not finished.", "not finished"),
+    ]
+
+
+def test_fine_tunings_measured_on_selection_rows_alone_are_summed_up_each_by_itself(
+    tmp_path: Path,
+) -> None:
+    counts = SeedsCounts(
+        remarks={}, train_rows=64, selection_rows=9, labels=2, primary_metric="accuracy",
+        seeds=[{"seed": 0, "selection_accuracy": 0.8}], means={"selection_accuracy": 0.8},
+        deviations={"selection_accuracy": 0.0}, baseline={}, steps=STEPS, tokens_per_s=1.0,
+    )  # fmt: skip
+    places = []
+    for name, from_scratch in (("tuned", False), ("scratch", True)):
+        config = {"from_scratch": from_scratch}
+        manifest = Manifest(stage="finetune", digest=name, config=config, **words_of(counts))
+        places.append(add(tmp_path / name, manifest))
+    told = summary(runs_of(places, None))
+    assert [text.partition(": ")[2] for text in told] == [counts.sentence] * 2
 
 
 def test_mlflows_records_make_the_same_page_as_the_folders(

@@ -47,8 +47,8 @@ def test_only_a_share_is_shown_in_percent(name: str, told: str) -> None:
             {"rows": 1200, "accuracy": 0.423, "seconds": 2.0, "f1": 0.5},
             "rows 1,200, accuracy 42.3 %, F1 50.0 %",
         ),
-        ({"is_champion": True, "why": "x"}, "finished"),
+        ({"is_champion": True, "why": "x"}, ""),
     ],
 )
-def test_a_stage_without_words_shows_its_first_counts(counts: dict[str, object], told: str) -> None:
+def test_a_run_without_words_shows_its_first_counts(counts: dict[str, object], told: str) -> None:
     assert plain(first_counts(counts)) == told
