@@ -17,8 +17,10 @@ from fastapi import Response
 from bert_core.tasks.base import Task
 from bert_core.tasks.shapes import rows_of
 from bert_core.wording import nearest, shown
+from serve.model.sizes import SMALL
 from serve.request.body import kind_of
 from serve.request.errors import RequestError
+from serve.request.limits import Limits, check_count
 from serve.surfaces.base import (
     Body,
     Call,
@@ -32,8 +34,6 @@ from serve.surfaces.base import (
 from serve.surfaces.vectors import check_one_vector
 
 FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
-
-
 CSV = "text/csv"
 INPUTS = "inputs"
 """MLflow's name of an only column."""
@@ -66,8 +66,10 @@ class Predictions:
 
 async def invoke(call: Call) -> Response:
     """A record per row, of JSON or CSV."""
+    limits = call.model.limits
     if kind_of(call.request) == CSV:
-        request = await call.model.off_loop(_table, call.body)
+        is_short = len(call.body) <= SMALL
+        request = await call.model.run(_table, call.body, limits, here=is_short)
     else:
         request = await call.read(Invocation)
     forms = [name for name in FORMS if getattr(request, name) is not None]
@@ -77,16 +79,7 @@ async def invoke(call: Call) -> Response:
         )
     task, names = call.model.task, []
     if request.dataframe_split is not None:
-        split = request.dataframe_split
-        check_distinct("dataframe_split.columns", split.columns)
-        for number, row in enumerate(split.data):
-            if len(row) != len(split.columns):
-                raise RequestError(
-                    f"dataframe_split.data[{number}]: wanted {len(split.columns)} cells, as there "
-                    f"are columns, got {len(row)}"
-                )
-        names = split.columns
-        rows = [dict(zip(names, row, strict=True)) for row in split.data]
+        names, rows = request.dataframe_split.columns, _rows(request.dataframe_split, limits)
     elif isinstance(value := getattr(request, forms[0]), dict):
         names, rows = list(value), rows_of(task.inputs, value)
     else:
@@ -97,6 +90,7 @@ async def invoke(call: Call) -> Response:
         return json_response(call.model, {"predictions": []})
     if not isinstance(rows, list) or not rows:
         raise RequestError(f"{forms[0]}: wanted a list of at least one row, got {shown(rows)}")
+    check_count(rows, limits)  # before work for each row
     inputs = [_input(task, row) for row in rows]
     check_one_vector(task, inputs, parameters)
     answered = await call.answer(None, inputs, parameters)
@@ -106,23 +100,46 @@ async def invoke(call: Call) -> Response:
     )
 
 
-def _table(body: bytes) -> Invocation:
-    """Return the table in a CSV body, as pandas writes it. Raises: RequestError."""
+def _rows(split: Split, limits: Limits) -> list[dict[str, Any]]:
+    """Return the rows of a table. Raises: TooLargeError; RequestError for columns of the same name,
+    or a row of another length."""
+    check_count(split.data, limits)
+    check_distinct("dataframe_split.columns", split.columns)
+    for number, row in enumerate(split.data):
+        _check_width(f"dataframe_split.data[{number}]", row, split.columns)
+    return [dict(zip(split.columns, row, strict=True)) for row in split.data]
+
+
+def _table(body: bytes, limits: Limits) -> Invocation:
+    """Return the table in a CSV body, as pandas writes it.
+
+    Raises: TooLargeError; RequestError for what is no CSV, columns of the same name, or a row of
+        another length, with the line where it ends.
+    """
     try:
-        lines = csv.reader(io.StringIO(body.decode("utf-8-sig"), newline=""), strict=True)
-        rows = [row for row in lines if row]  # without blank lines
+        reader = csv.reader(io.StringIO(body.decode("utf-8-sig"), newline=""), strict=True)
+        lines = [(reader.line_num, row) for row in reader if row]  # without blank lines
     except (UnicodeDecodeError, csv.Error) as error:
         raise RequestError(
             f"the body: wanted CSV in UTF-8, it cannot be read ({error}): correct it, or send JSON"
         ) from error
-    if not rows:
+    if not lines:
         raise RequestError("the body: wanted a line with the names of columns, got nothing")
-    columns, *cells = rows
-    return Invocation(
-        dataframe_split=Split(
-            columns=columns, data=[[cell or None for cell in row] for row in cells]
+    (first, columns), *rest = lines
+    check_count(rest, limits)
+    check_distinct(f"line {first}", columns)
+    for number, row in rest:
+        _check_width(f"line {number}", row, columns)
+    data = [[cell or None for cell in row] for _, row in rest]
+    return Invocation(dataframe_split=Split(columns=columns, data=data))
+
+
+def _check_width(where: str, row: Sequence[Any], columns: Sequence[str]) -> None:
+    """Check that a row has a cell per column. Raises: RequestError."""
+    if len(row) != len(columns):
+        raise RequestError(
+            f"{where}: wanted {len(columns)} cells, as there are columns, got {len(row)}"
         )
-    )
 
 
 def _check_names(task: Task, names: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """MLflow's and SageMaker's requests against a live server."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,10 @@ def test_a_table_in_csv_is_answered_as_the_same_rows_are(front: str, prefix: str
     ("body", "message"),
     [
         (b"", "wanted a line with the names of columns, got nothing"),
-        (b"text\na,b\n", "dataframe_split.data[0]: wanted 1 cells"),
+        (b"text\na,b\n", "line 2: wanted 1 cells, as there are columns, got 2"),
+        (b'\ntext\n"a\nb"\na,b\n', "line 5: wanted 1 cells"),
         (b"txt\na\n", "(did you mean text?)"),
-        (b"text,text\na,b\n", "wanted different names, got 'text' 2 times"),
+        (b"text,text\na,b\n", "line 1: wanted different names, got 'text' 2 times"),
         (b"text,text_pair\n,b\n", "inputs[0]: wanted text"),
         (b"text\n\xff\n", "wanted CSV in UTF-8, it cannot be read"),
         (b'text\n"a\n', "wanted CSV in UTF-8, it cannot be read"),
@@ -77,6 +79,33 @@ def test_a_table_that_cannot_be_read_is_reported(front: str, body: bytes, messag
     response = httpx.post(url, content=body, headers=headers, timeout=30)
     assert response.status_code == 400
     assert message in response.json()["message"]
+    assert "dataframe_split" not in response.json()["message"]
+
+
+MANY = 2_049
+"""One row more than a request may have."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": [{"text": "a", "text_pair": "b"}] * MANY},
+        {"inputs": {"text": ["a"] * MANY, "text_pair": ["b"] * MANY}},
+        {"dataframe_records": [{"text": "a", "text_pair": "b"}] * MANY},
+        {"dataframe_split": {"columns": ["text"], "data": [["a", "b"]] * MANY}},
+        b"text,text\n" + b"a\n" * MANY,
+    ],
+    ids=["inputs", "columns", "dataframe_records", "dataframe_split", "csv"],
+)
+def test_too_many_rows_are_refused_before_any_of_them_is_looked_at(front: str, body: Any) -> None:
+    """Each row here has another fault, which a look at it would report."""
+    url, kind = f"{front}/v1/models/feature-extraction/invocations", "application/json"
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "text/csv" if content is body else kind}
+    response = httpx.post(url, content=content, headers=headers, timeout=30)
+    assert response.status_code == 400
+    message = f"inputs: wanted at most 2048 per request, got {MANY}: send several requests"
+    assert response.json()["message"] == message
 
 
 @pytest.mark.parametrize(
