@@ -93,11 +93,11 @@ class Call:
         """Return the body, parsed into this class. Raises: NotJSONError, RequestError."""
         return await self.model.run(read, shape, self.body, here=len(self.body) <= SMALL)
 
-    def names(self, key: str) -> bool:
+    async def names(self, key: str) -> bool:
         """Whether the body is an object with this key. Raises: NotJSONError."""
         if key.encode() not in self.body:
             return False
-        value = parsed(self.body)
+        value = await self.model.run(parsed, self.body, here=len(self.body) <= SMALL)
         return isinstance(value, dict) and key in value
 
     def form(self, forms: Sequence[str] = (JSON,)) -> str:

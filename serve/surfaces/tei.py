@@ -12,6 +12,7 @@ import orjson
 import pydantic
 from fastapi import Response
 
+from bert_core.errors import TooLongError
 from bert_core.tasks.feature_extraction import PromptOptions
 from bert_core.tasks.text_classification import TextClassification
 from serve.model.answers import Answered
@@ -232,8 +233,11 @@ async def rerank(call: Call) -> Response:
 
     Documents instead of texts are answered as at `/v1/rerank`: vLLM takes them here.
     """
-    if call.names("documents"):
-        return await rerank_documents(call)
+    if await call.names("documents"):
+        try:
+            return await rerank_documents(call)
+        except TooLongError as error:  # `truncate`, which the path names, goes with texts only
+            raise RequestError(error.told("leave out truncation")) from error
     request = await call.read(Rerank)
     values = _cuts(request) | {"raw_scores": request.raw_scores or None}
     answered = await ranked(call, request.query, request.texts, values)

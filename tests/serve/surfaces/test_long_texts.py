@@ -93,6 +93,19 @@ def test_the_remedy_that_a_message_names_is_one(front: str, path: str) -> None:
     check_remedy(front, *BODIES[path][:1], path, BODIES[path][1])
 
 
+def test_the_remedy_where_documents_take_the_place_of_texts_is_to_leave_truncation_out(
+    front: str,
+) -> None:
+    body = {"query": "a", "documents": [LONG], "truncation": False}
+    refused = post(front, RANKING, "/rerank", body)
+    assert refused.status_code == 422
+    told = refused.json()["error"]
+    assert told.endswith("leave out truncation to have it cut, or split the text")
+    del body["truncation"]
+    answered = post(front, RANKING, "/rerank", body)
+    assert (answered.status_code, bool(answered.headers["X-Cut-Inputs"])) == (200, True)
+
+
 @pytest.mark.parametrize("name", OF_TASKS)
 def test_the_remedy_for_a_task_is_one(front: str, name: str) -> None:
     labels = {"parameters": {"candidate_labels": ["a", "b"]}} if name == "nli" else {}

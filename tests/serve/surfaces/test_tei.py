@@ -1,5 +1,6 @@
 """LlamaIndex, Haystack and plain requests of TEI's routes against a live server."""
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,17 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from starlette.requests import Request
 
 from bert_core.bundle.format import load_bundle
 from bert_core.inference.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
 from serve.http.app import create_model_app
+from serve.model.sizes import SMALL
 from serve.request import auth
 from serve.request.auth import Keys
+from serve.surfaces import base as surface
+from serve.surfaces.base import Call, parsed
 from serve.versions.slot import Slot
 from tests import tiny
 from tests.serve import live
@@ -97,6 +102,29 @@ def test_rerank_gives_the_texts_by_score(base: str, scores: np.ndarray) -> None:
     raw = post(url, {"query": QUERY, "texts": TEXTS, "raw_scores": True}).json()
     logits = np.array([each["score"] for each in raw])
     np.testing.assert_allclose(1 / (1 + np.exp(-logits)), scores[order], atol=1e-5)
+
+
+def test_a_long_body_is_looked_through_off_the_event_loop(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def watched(body: bytes) -> Any:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return parsed(body)
+
+    monkeypatch.setattr(surface, "parsed", watched)
+    model = live.loaded("docs", bundle)
+
+    async def names_documents(size: int) -> bool:
+        body = b'{"query": "documents", "texts": ["%b"]}' % (b"a" * size)
+        request = Request({"type": "http"})
+        call = Call(model=model, request=request, body=body, deadline_s=None, card=model.card)
+        return await call.names("documents")
+
+    assert not any(asyncio.run(names_documents(size)) for size in (1, SMALL))
+    assert threads == ["MainThread", "texts"]
+    asyncio.run(model.close())
 
 
 def test_predict_takes_a_text_a_pair_and_batches(front: str, bundles: dict[str, Path]) -> None:
