@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from ray import serve as ray_serve
+from ray._private.authentication.authentication_utils import is_token_auth_enabled
 from ray.exceptions import ActorDiedError, RayError
 from ray.serve._private.client import ServeControllerClient
 from ray.serve.config import BackpressureConfig
@@ -237,6 +238,16 @@ def stands_apart(config: ServeConfig) -> bool:
     return config.haproxy and node is not None and node.is_head()
 
 
+def asks_for_pass(config: ServeConfig) -> bool:
+    """Whether replicas are to answer only what came through HAProxy.
+
+    That is so where other machines reach them, on a cluster that requires Ray's token. On any other
+    cluster some nodes may have a token and others none, and they would not agree on the header that
+    is derived from it.
+    """
+    return not stands_apart(config) and is_token_auth_enabled()
+
+
 def start(config: ServeConfig) -> None:
     """Start Ray Serve's controller and proxies on the cluster.
 
@@ -248,7 +259,7 @@ def start(config: ServeConfig) -> None:
         enabled=config.haproxy,
         certificate=pem,
         host=config.host if apart else None,
-        is_joined=not apart,
+        asks_for_pass=asks_for_pass(config),
     )
     haproxy.remove_files(ray.get_runtime_context().get_node_id())
     environment |= tracing.environment(config.otlp_endpoint)

@@ -41,7 +41,7 @@ def settings(
     enabled: bool,
     certificate: str | None = None,
     host: str | None = None,
-    is_joined: bool = False,
+    asks_for_pass: bool = False,
 ) -> dict[str, str]:
     """Return the environment variables for Serve's controller; if not `enabled`, Ray's own proxy
     takes the requests.
@@ -51,7 +51,7 @@ def settings(
 
     Args:
         host: where HAProxy listens; None means where Serve does.
-        is_joined: whether replicas listen for other nodes, and so require HAProxy's header.
+        asks_for_pass: whether replicas require HAProxy's header (`serve.cluster.pass_of_proxy`).
     Raises: ResourceError if raybert is not installed, or others may write to that folder.
     """
     if not enabled:
@@ -63,7 +63,7 @@ def settings(
         BINARY: _launcher(),
         **({} if certificate is None else {CERTIFICATE: certificate}),
         **({} if host is None else {HOST: host}),
-        **({REQUIRED: "1"} if is_joined else {}),
+        **({REQUIRED: "1"} if asks_for_pass else {}),
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # Otherwise Serve keeps a thousand lines of the log, and writes them all at once.
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",

@@ -1,9 +1,10 @@
 """Defines a header by which replicas recognize requests that came through HAProxy.
 
 On a cluster that the server joins, replicas and Serve's own proxy listen where other machines reach
-them, in plain HTTP, since every node's HAProxy sends them requests. They answer no request without
-this header, so that nobody can bypass TLS. Its value is derived from Ray's token, which all nodes
-have, so it is never passed on or stored. A cluster without a token has no such header.
+them, in plain HTTP, since every node's HAProxy sends them requests. If the cluster requires Ray's
+token, they answer no request without this header, so that nobody can bypass TLS. Its value is
+derived from the token, which all nodes of such a cluster have, so it is never passed on or stored.
+On a cluster that requires no token there is no such header, even if a node has a token.
 """
 
 import hmac

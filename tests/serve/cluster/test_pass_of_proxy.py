@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -10,8 +11,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from serve.cluster import haproxy
+from serve.cluster.applications import asks_for_pass
 from serve.cluster.haproxy_launcher import rewritten
 from serve.cluster.pass_of_proxy import HEADER, REQUIRED, ThroughProxy, pass_of_proxy
+from serve.config import ServeConfig
 
 TOKEN = {REQUIRED: "1", "RAY_AUTH_TOKEN": "secret"}
 
@@ -77,11 +81,37 @@ def test_the_pass_is_derived_from_rays_token_without_revealing_it(
     assert shown != hmac.new(b"secret", b"", "sha256").hexdigest()
     (tmp_path / "token").write_text("secret\n")  # as Ray reads it, without white space
     assert pass_of_proxy({REQUIRED: "1", "RAY_AUTH_TOKEN_PATH": f"{tmp_path}/token"}) == shown
-    assert pass_of_proxy({REQUIRED: "1"}) is None  # an open cluster
+    assert pass_of_proxy({REQUIRED: "1"}) is None
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("secret")
     assert pass_of_proxy({REQUIRED: "1"}) == shown
     assert pass_of_proxy({"RAY_AUTH_TOKEN": "secret"}) is None  # replicas stand on this machine
+
+
+@pytest.fixture
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Ray's mode of authentication, as this process has it."""
+    from ray._raylet import Config  # type: ignore[attr-defined]  # compiled, and no stub
+
+    with monkeypatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", request.param)
+        Config.initialize("")  # Ray reads the variable once
+        yield request.param
+    Config.initialize("")
+
+
+@pytest.mark.parametrize(
+    ("mode", "asks"), [("token", True), ("disabled", False)], indirect=["mode"]
+)
+def test_a_pass_is_asked_for_only_on_a_cluster_that_requires_its_token(
+    mode: str, asks: bool
+) -> None:
+    """A node of any other cluster may have a token by chance, such as that of another cluster in
+    ~/.ray/auth_token, which the other nodes do not have."""
+    assert asks_for_pass(ServeConfig(models="docs=x")) is asks
+    settings = haproxy.settings(enabled=True, asks_for_pass=asks)
+    shown = pass_of_proxy(settings | {"RAY_AUTH_TOKEN": "of another cluster"})
+    assert (shown is not None) is asks
 
 
 def test_the_proxy_replaces_a_pass_that_clients_send() -> None:
