@@ -176,7 +176,7 @@ class _Slashes:
 
 class _Heads:
     """Answers HEAD like GET, without the body (RFC 9110, 9.1 and 9.3.2): monitors and load
-    balancers use it to ask whether a server is up."""
+    balancers use it to ask whether a server is up. It is recorded as GET."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -221,8 +221,9 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
         surface = huggingface.SURFACE
         if isinstance(error, UnknownPathError | UnknownModelError | MethodError):
             surface = surface_of(request.method, request.scope["path"])
-        if isinstance(error, UnknownModelError) and request.method in ("GET", "DELETE"):
-            surface = openai.SURFACE  # the path to a model, whose name may have a slash
+        is_of_model = isinstance(error, UnknownModelError) and request.method in ("GET", "DELETE")
+        if is_of_model and surface is huggingface.SURFACE:
+            surface = openai.SURFACE  # the path of a model, whose name may have a slash
         return error_response(surface, request, error)
 
     @app.exception_handler(InputError)

@@ -25,7 +25,8 @@ CLIENT_CLOSED, CANCELLED = 499, "cancelled"
 """Status and error of a request whose client went away; nobody receives them."""
 PROBES = ("/healthz", "/readyz", "/metrics")
 """Ends of the routes that machines ask all the time: counted nowhere, logged only if they fail."""
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Methods that are recorded by their name; HEAD is recorded as GET."""
 MAX_ID_LENGTH = 128
 _KEY = "raybert.record"
 

@@ -212,7 +212,9 @@ def test_an_unknown_model_is_a_404_that_names_the_served_ones(ask: Caller) -> No
     for method, path, error in (
         ("POST", "/v1/models/dogs", {"error": message, "error_type": "not_found"}),
         ("POST", "/v1/models/dogs/embed", {"error": message, "error_type": "Validation"}),
+        ("GET", "/v1/models/dogs/info", {"error": message, "error_type": "Validation"}),
         ("GET", "/v1/models/dogs", {"error": openai | {"code": "not_found"}}),
+        ("GET", "/v1/models/dogs/puppies", {"error": openai | {"code": "not_found"}}),
     ):
         assert ask(method, path) == (404, error)
 
