@@ -91,7 +91,7 @@ class _Front:
             return handler(surface, answer, endpoint.answer.__doc__)
         probe = endpoint.at_root
         about = "200 if every model has just run a forward pass." if probe.runs_passes else None
-        answer = partial(self._probe, endpoint, probe)
+        answer = partial(self._probe, surface, endpoint, probe)
         return handler(surface, answer, about or "About all models.")
 
     async def _forward(self, surface: Surface, endpoint: Endpoint, request: Request) -> Response:
@@ -136,7 +136,11 @@ class _Front:
         listed = ", ".join(f"{name} ({', '.join(tasks)})" for name, tasks in known.items())
         raise WrongTaskError(f"no model here is for {task}: those served here are {listed}")
 
-    async def _probe(self, endpoint: Endpoint, probe: Probe, request: Request) -> Response:
+    async def _probe(
+        self, surface: Surface, endpoint: Endpoint, probe: Probe, request: Request
+    ) -> Response:
+        record = record_of(request)
+        record.surface, record.is_probe = surface.name, endpoint.is_open
         if not endpoint.is_open:
             admit(self.keys, request, None)
         if probe.runs_passes:

@@ -130,11 +130,23 @@ def test_a_refusal_is_recorded_with_its_class_and_without_what_was_sent(
 
 
 def test_probes_and_metrics_are_not_counted(bundle: Path) -> None:
-    paths = ("/healthz", "/readyz", "/metrics", "/health", "/ping", "/v1/models/docs/readyz")
+    paths = ["/healthz", "/readyz", "/metrics"]
+    asked = ["/health", "/ping", "/v2/health/live", "/v2/health/ready"]
     with served(bundle) as (client, kept):
-        assert [client.get(path).status_code for path in paths] == [200] * len(paths)
+        for path in [*paths, *asked, *(f"/v1/models/docs{each}" for each in ["/readyz", *asked])]:
+            assert client.get(path).status_code == 200, path
         client.post("/predict", json={"inputs": "a"})
-        assert kept.last(1).route.endswith("/predict")
+        kept.last(1)
+        assert [record.route for record in kept.requests] == ["/predict"]
+        client.get("/v2")
+        record = kept.last(2)
+        assert (record.route, record.surface) == ("/v2", "open_inference")
+
+
+def test_head_is_recorded_as_get(bundle: Path) -> None:
+    with served(bundle) as (client, kept):
+        assert client.head("/v1/models").status_code == 200
+        assert kept.last(1).method == "GET"
 
 
 def test_metrics_need_a_key_where_the_server_asks_for_one(bundle: Path) -> None:
