@@ -290,9 +290,10 @@ def config_of_one(arguments: Mapping[str, Any]) -> ServeConfig:
                 f"{nearest(key, known)}"
             )
     given = dict(arguments)
-    name = given.pop("name", "model")
+    name = given.pop("name", None)
+    name = "model" if name is None else str(name)  # YAML reads some names as numbers
     table = {key: given.pop(key) for key in ("model", "limits") if key in given}
-    content = orjson.dumps({**given, "models": {name: table}})
+    content = _as_json("the arguments", {**given, "models": {name: table}})
     try:
         return pydantic.TypeAdapter(ServeConfig).validate_json(content)
     except pydantic.ValidationError as error:
@@ -315,15 +316,27 @@ def _of_table(config: ServeConfig, name: str, table: Any) -> ModelConfig:
         if isinstance(table.get(key), dict):
             _check_keys(f"{where}.{key}", table[key], kind)
     values = {key: getattr(config, key) for key in _SETTINGS if key not in table} | table
-    if not isinstance(values["limits"], Limits):
+    if isinstance(values["limits"], dict):
         values["limits"] = asdict(config.limits) | values["limits"]
     try:
         # JSON's rules: no text for numbers, no number for a boolean.
-        return _READER.validate_json(orjson.dumps(values), strict=True)
+        return _READER.validate_json(_as_json(where, values), strict=True)
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
     except pydantic.ValidationError as error:
         raise ConfigError(f"{where}.{complaint(error)}") from error
+
+
+def _as_json(where: str, values: Mapping[str, Any]) -> bytes:
+    """Return values as JSON. Raises: ConfigError for what JSON has not, as a number of TOML or a
+    key of YAML may be."""
+    try:
+        return orjson.dumps(values)
+    except orjson.JSONEncodeError as error:
+        raise ConfigError(
+            f"{where}: wanted texts, numbers, booleans, lists and tables with texts as keys, got "
+            f"something else ({error}): correct it"
+        ) from error
 
 
 def _check_keys(where: str, table: Mapping[str, Any], kind: type) -> None:

@@ -132,6 +132,10 @@ def test_a_models_own_settings_override_the_common_ones() -> None:
         ),
         ({"a": {"model": ""}}, "models.a.model: wanted a reference, got an empty text"),
         ({"a": {"model": "x", "candidate": 3}}, "models.a.candidate: wanted a table, got a number"),
+        ({"a": {"model": "x", "limits": 3}}, "models.a.limits: wanted a table, got a number (3)"),
+        ({"a": {"model": "x", "limits": [["max_inputs", 3]]}}, "models.a.limits: wanted a table"),
+        ({"a": {"model": "x", "threads": 1 << 64}}, "got something else (Integer exceeds 64-bit"),
+        ({"a": {"model": "x", "limits": None}}, "models.a.limits: wanted a table, got nothing"),
         ({}, "models: wanted at least one table [models.<name>], got none"),
     ],
 )
@@ -202,11 +206,22 @@ def test_serve_run_takes_every_setting_of_a_model_and_no_other() -> None:
             "models.model.limits.max_imputs: there is no",
         ),
         ({"model": "x", "name": "a/b"}, "models.a/b: wanted a name of letters, digits"),
+        ({"model": "x", "name": -1}, "models.-1: wanted a name of letters, digits"),
+        ({"model": "x", "limits": "many"}, r"models.model.limits: wanted a table, got text"),
+        ({"model": 7}, "models.model.model: wanted text, got a number"),
+        ({"model": "x", "keys": {1: 2}}, r"the arguments: wanted texts, .* \(Dict key must be str"),
     ],
 )
-def test_arguments_of_serve_run_that_are_refused(arguments: dict[str, str], message: str) -> None:
+def test_arguments_of_serve_run_that_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_of_one(arguments)
+
+
+def test_serve_run_takes_a_number_as_a_name() -> None:
+    """YAML reads `name: 7` as a number, and `name:` as nothing."""
+    for given, name in ((7, "7"), (None, "model")):
+        config = config_of_one({"name": given, "model": "x"})
+        assert config.served == {name: ModelConfig(model="x")}
 
 
 def test_a_file_has_a_table_per_model(tmp_path: Path) -> None:
