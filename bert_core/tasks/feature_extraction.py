@@ -448,9 +448,9 @@ class FeatureExtraction(Task, SentenceTransformer):
         if _loss_of(rows) == "cosine":
             scores = np.array([row["score"] for row in rows], dtype=np.float64)
             return {"predicted": (firsts * pairs).sum(-1, dtype=np.float64), "label": scores}
-        texts = compared(rows)
-        passages = np.concatenate([row[1:] for row in vectors])[texts.places]
-        return retrieval_columns(ranks_of(firsts, passages, texts.targets), texts.queries)
+        search = search_of(rows)
+        passages = np.concatenate([row[1:] for row in vectors])[search.places]
+        return retrieval_columns(ranks_of(firsts, passages, search.targets), search.queries)
 
     def constant(self, rows: Sequence[Row]) -> Columns:
         return self.compare(rows, [[[1.0]] * len(texts_of(row)) for row in rows])
@@ -529,7 +529,7 @@ def sequences_of(
 
 
 @dataclass(frozen=True)
-class Compared:
+class Search:
     """Rows as a search task: each row's `text_pair` is to be found among all texts with which any
     of the rows is compared."""
 
@@ -541,7 +541,7 @@ class Compared:
     """Equal numbers for rows with the same `text`."""
 
 
-def compared(rows: Sequence[Row]) -> Compared:
+def search_of(rows: Sequence[Row]) -> Search:
     """Return the rows as a search task. Raises: CorpusError if a row has no `text_pair`."""
     _check_pairs(rows)
     texts = [texts_of(row) for row in rows]
@@ -550,7 +550,7 @@ def compared(rows: Sequence[Row]) -> Compared:
     _, places = np.unique(numbers, return_index=True)
     sizes = np.array([len(row_texts) - 1 for row_texts in texts])
     queries = numbers_of(row_texts[0] for row_texts in texts)
-    return Compared(places, numbers[np.cumsum(sizes) - sizes], queries)
+    return Search(places, numbers[np.cumsum(sizes) - sizes], queries)
 
 
 def _check_pairs(rows: Sequence[Row]) -> None:

@@ -22,8 +22,8 @@ from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.feature_extraction import (
     PromptOptions,
     VectorParameters,
-    compared,
     named,
+    search_of,
     sequences_of,
     texts_of,
 )
@@ -239,12 +239,12 @@ class SparseEmbedding(Task, SentenceTransformer):
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """Return the columns with the rank of `text_pair`, by dot product, among all texts with
         which any row is compared."""
-        pairs = compared(rows)
+        search = search_of(rows)
         vectors = [vector for answer in answers for vector in answer[1:]]
         first = [answer[0] for answer in answers]
-        both = _matrix([*first, *(vectors[place] for place in pairs.places)])
-        ranks = sparse_ranks_of(both[: len(first)], both[len(first) :], pairs.targets)
-        return retrieval_columns(ranks, pairs.queries)
+        both = _matrix([*first, *(vectors[place] for place in search.places)])
+        ranks = sparse_ranks_of(both[: len(first)], both[len(first) :], search.targets)
+        return retrieval_columns(ranks, search.queries)
 
     def constant(self, rows: Sequence[Row]) -> Columns:
         entry = [{"index": 0, "value": 1.0}]

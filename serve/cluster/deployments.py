@@ -85,11 +85,11 @@ class ModelReplica:
     """
 
     def __init__(self) -> None:
-        from serve.cluster.model_table import Hosting
+        from serve.cluster.model_table import ModelTable
 
         give_up_soon()
         self._switch, self._reporter = Switch(), Reporter()
-        self._hosting = Hosting(metrics.RayRecorder(), self._reporter.report)
+        self._table = ModelTable(metrics.RayRecorder(), self._reporter.report)
         self._keys: Keys | None = None
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
@@ -97,7 +97,7 @@ class ModelReplica:
         self._keys = await asyncio.to_thread(_keys, config, self._keys)
 
         def renew() -> None:
-            self._local = LocalModel(self._hosting.models[plan["name"]].slot, self._keys)
+            self._local = LocalModel(self._table.models[plan["name"]].slot, self._keys)
             self._switch.app = create_model_app(
                 self._local.slot,
                 alone=config.get("alone", False),
@@ -107,13 +107,13 @@ class ModelReplica:
             )
 
         self._reporter.start()
-        await self._hosting.change({plan["name"]: plan}, renew)
+        await self._table.change({plan["name"]: plan}, renew)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._switch
 
     async def check_health(self) -> None:
-        await self._hosting.check_health()
+        await self._table.check_health()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         return {METRIC: float(self._local.slot.model.waiting_tokens)}
@@ -162,23 +162,23 @@ class Together:
     """
 
     def __init__(self) -> None:
-        from serve.cluster.model_table import Hosting
+        from serve.cluster.model_table import ModelTable
 
         give_up_soon()
         self._switch, self._reporter = Switch(), Reporter()
-        self._hosting = Hosting(metrics.RayRecorder(), self._reporter.report)
+        self._table = ModelTable(metrics.RayRecorder(), self._reporter.report)
         self._keys: Keys | None = None
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
         self._keys = await asyncio.to_thread(_keys, config, self._keys)
 
         def renew() -> None:
-            self._models = self._hosting.served(self._keys)
-            recorder = self._hosting.recorder
+            self._models = self._table.served(self._keys)
+            recorder = self._table.recorder
             self._switch.app = _front_app(self._models, config, self._keys, recorder)
 
         self._reporter.start()
-        await self._hosting.change(config["plans"], renew)
+        await self._table.change(config["plans"], renew)
 
     async def listing(self) -> Listing:
         return await list_models(self._models)
@@ -187,7 +187,7 @@ class Together:
         return self._switch
 
     async def check_health(self) -> None:
-        await self._hosting.check_health()
+        await self._table.check_health()
 
 
 class Comparisons:

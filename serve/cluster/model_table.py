@@ -12,18 +12,18 @@ from serve.request.auth import Keys
 from serve.request.errors import NotReadyError
 from serve.versions.comparison import Report
 from serve.versions.follower import LONGEST_WAIT_S, RETRY_S, reason_of
-from serve.versions.loaded_model import HostedModel
+from serve.versions.loaded_model import LoadedModel
 from serve.versions.plan import PLAN, Plan
 
 logger = logging.getLogger("ray.serve")
 
 
-class Hosting:
+class ModelTable:
     """Models in this process, by name, which change with their plans."""
 
     def __init__(self, recorder: Recorder, report: Report) -> None:
         """Start without models; `report` receives how candidates compare, request by request."""
-        self.models: dict[str, HostedModel] = {}
+        self.models: dict[str, LoadedModel] = {}
         self.recorder, self._report = recorder, report
         self._plans: dict[str, Plan] = {}
         self._failed: dict[str, str] = {}
@@ -75,8 +75,8 @@ class Hosting:
         for model in tuple(self.models.values()):
             await model.check_health()
 
-    async def _load(self, plan: Plan) -> HostedModel:
-        return await asyncio.to_thread(HostedModel, plan, self._report, self.recorder)
+    async def _load(self, plan: Plan) -> LoadedModel:
+        return await asyncio.to_thread(LoadedModel, plan, self._report, self.recorder)
 
     async def _add(self, plan: Plan, when_changed: Callable[[], None]) -> None:
         """Load one more model, and retry for as long as it is wanted."""

@@ -27,7 +27,7 @@ MODEL, CANDIDATE = "model", "candidate"
 """Parts of a slot that may be loading or have a problem."""
 
 
-class HostedModel:
+class LoadedModel:
     """Holds a model, and makes it follow its plan (`serve.versions.follower`)."""
 
     def __init__(

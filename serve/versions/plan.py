@@ -164,11 +164,11 @@ def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
     source, predictor = _load(uri, model, name, model.model)
     candidate, memory_bytes = None, predictor.bundle.memory_bytes
     if model.candidate is not None:
-        other, rival = _load(uri, model, f"{name}'s candidate", model.candidate.model)
-        if rival.task.name != predictor.task.name:
+        other, compared = _load(uri, model, f"{name}'s candidate", model.candidate.model)
+        if compared.task.name != predictor.task.name:
             raise ConfigError(
                 f"models.{name}.candidate: wanted a model for {predictor.task.name}, got one for "
-                f"{rival.task.name}: compare models for the same task"
+                f"{compared.task.name}: compare models for the same task"
             )
         if other.labels != source.labels and not model.allow_other_labels:
             raise ConfigError(
@@ -177,7 +177,7 @@ def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
                 "take over and clients cannot be answered: compare a model with the same labels, "
                 "or set allow_other_labels"
             )
-        memory_bytes += rival.bundle.memory_bytes
+        memory_bytes += compared.bundle.memory_bytes
         candidate = CandidatePlan(
             source=other, share=model.candidate.share, mode=model.candidate.mode
         )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from serve.model.model import Model
     from serve.request.limits import Limits
-    from serve.versions.loaded_model import HostedModel
+    from serve.versions.loaded_model import LoadedModel
     from serve.versions.plan import Plan
 
 START_S = 240.0
@@ -224,12 +224,12 @@ def plan_of(folder: Path, **settings: Any) -> "Plan":
 
 
 @contextmanager
-def hosted(plan: "Plan", **arguments: Any) -> Iterator[tuple["HostedModel", str]]:
+def hosted(plan: "Plan", **arguments: Any) -> Iterator[tuple["LoadedModel", str]]:
     """A model that follows its plan, and the URL that it answers at."""
     from serve.http.app import create_model_app
-    from serve.versions.loaded_model import HostedModel
+    from serve.versions.loaded_model import LoadedModel
 
-    model = HostedModel(plan, **arguments)
+    model = LoadedModel(plan, **arguments)
     with running(create_model_app(model.slot, alone=True)) as url:
         try:
             yield model, url

@@ -9,7 +9,7 @@ import pytest
 
 from bert_core.errors import ConfigError
 from serve.cluster import model_table
-from serve.cluster.model_table import Hosting
+from serve.cluster.model_table import ModelTable
 from serve.http.routes.listing import ModelEntry, list_models
 from serve.observe.records import Recorder
 from serve.versions.plan import PLAN, Plan, Source
@@ -24,7 +24,7 @@ def plan_as_json(name: str, folder: Path) -> dict[str, Any]:
     return content
 
 
-async def entries(served: Hosting) -> dict[str, ModelEntry]:
+async def entries(served: ModelTable) -> dict[str, ModelEntry]:
     return {entry.id: entry for entry in (await list_models(served.served(None))).data}
 
 
@@ -36,7 +36,7 @@ def test_one_model_that_cannot_be_loaded_leaves_the_others_and_is_tried_again(
     gone = tmp_path / "gone"
 
     async def scenario() -> None:
-        served, changes = Hosting(Recorder(), lambda pairing, tally: None), []
+        served, changes = ModelTable(Recorder(), lambda pairing, tally: None), []
         first = {name: plan_as_json(name, bundle) for name in ("a", "b")}
         await served.change(first, lambda: changes.append(1))
         before = dict(served.models)
@@ -65,6 +65,6 @@ def test_one_model_that_cannot_be_loaded_leaves_the_others_and_is_tried_again(
 
 
 def test_a_process_that_serves_nothing_yet_fails_with_its_model(tmp_path: Path) -> None:
-    served = Hosting(Recorder(), lambda pairing, tally: None)
+    served = ModelTable(Recorder(), lambda pairing, tally: None)
     with pytest.raises(ConfigError, match="wanted the folder of a bundle"):
         asyncio.run(served.change({"a": plan_as_json("a", tmp_path / "gone")}, lambda: None))

@@ -22,7 +22,7 @@ from bert_core.tasks.feature_extraction import unit
 from serve.http.app import LocalModel, create_front_app
 from serve.request import auth
 from serve.request.auth import Keys
-from serve.versions.loaded_model import HostedModel
+from serve.versions.loaded_model import LoadedModel
 from serve.versions.plan import Plan, Source
 from tests import tiny
 from tests.pages import assert_within_reach
@@ -319,7 +319,7 @@ def versions(
         publish(Release(bundle=version, name="docs", metrics={}, input_example=TEXTS), uri=uri)
     connect(uri).set_registered_model_alias("docs", "champion", "2")
     served = {
-        name: HostedModel(
+        name: LoadedModel(
             Plan(
                 name=name,
                 source=Source(reference=Reference.parse(reference), tracking_uri=uri),

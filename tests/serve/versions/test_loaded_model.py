@@ -1,4 +1,4 @@
-"""A hosted model whose plan changes, and the candidate that it is compared with: a real registry, a
+"""A loaded model whose plan changes, and the candidate that it is compared with: a real registry, a
 live server."""
 
 import asyncio
@@ -39,7 +39,7 @@ from serve.request.limits import Limits
 from serve.versions.comparison import Pairing, Tally, compared
 from serve.versions.comparison_runs import EXPERIMENT, CandidateRuns
 from serve.versions.follower import Aim
-from serve.versions.loaded_model import HostedModel
+from serve.versions.loaded_model import LoadedModel
 from serve.versions.plan import PLAN, CandidatePlan, Plan, Source, find
 from tests import tiny
 from tests.serve import live
@@ -199,7 +199,7 @@ def test_a_starting_process_loads_the_current_version_of_its_alias_or_else_the_p
     source = Source(
         reference=REFERENCE, tracking_uri=registry, version="1", digest=bundle_digest(folders[0])
     )
-    model = HostedModel(Plan(name=NAME, source=source))
+    model = LoadedModel(Plan(name=NAME, source=source))
     assert (model.slot.model.version, model.slot.problem) == ("2", None)
     # Applying the same again changes nothing, although the alias has moved since it was deployed.
     before = model.slot.model
@@ -213,7 +213,7 @@ def test_a_starting_process_loads_the_current_version_of_its_alias_or_else_the_p
     sound = weights.read_bytes()
     weights.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
     try:
-        model = HostedModel(Plan(name=NAME, source=source))
+        model = LoadedModel(Plan(name=NAME, source=source))
         assert model.slot.model.version == "1"
         live.eventually(lambda: model.slot.problem is not None)
         assert str(model.slot.problem).startswith(f"version 2 of {REFERENCE} is not served: ")
@@ -376,7 +376,7 @@ def test_a_version_that_killed_a_process_is_skipped_by_the_next_one(
         live.eventually(lambda: not note.exists())  # it has answered
         # A version that has answered here is not new: a process that starts takes it.
         _die_while_trying(registry, "2")
-    other = HostedModel(Plan(name=NAME, source=source))
+    other = LoadedModel(Plan(name=NAME, source=source))
     assert (other.slot.model.version, other.slot.problem) == ("2", None)
     other.close()
 
@@ -412,7 +412,7 @@ def test_a_change_returns_at_once_and_the_old_version_answers_until_the_new_one_
 ) -> None:
     may_load = threading.Event()
 
-    class Slow(HostedModel):
+    class Slow(LoadedModel):
         def _load(self, aim: Aim) -> Model:
             if aim.source.digest == bundle_digest(folders[1]):
                 may_load.wait()
@@ -446,7 +446,7 @@ def test_a_bundle_that_was_downloaded_before_needs_no_registry(
     kept = tmp_path / "bundles" / bundle_digest(folders[0])
     shutil.copytree(folders[0], kept)
     assert source.fetch() == (kept, "1")
-    model = HostedModel(Plan(name=NAME, source=source, follow_s=0.0))
+    model = LoadedModel(Plan(name=NAME, source=source, follow_s=0.0))
     assert (model.slot.model.version, model.slot.problem) == ("1", None)
     model.close()
 
@@ -532,7 +532,7 @@ def test_a_split_is_by_key_where_the_server_asks_for_keys(folders: list[Path]) -
     made = [auth.create(f"caller{number}") for number in range(20)]
     keys = Keys([stored for _, stored in made])
     candidate = CandidatePlan(source=live.plan_of(folders[1]).source, share=0.5, mode="split")
-    model = HostedModel(live.plan_of(folders[0], candidate=candidate))
+    model = LoadedModel(live.plan_of(folders[0], candidate=candidate))
     with live.running(create_model_app(model.slot, alone=True, keys=keys)) as url:
         try:
             live.eventually(lambda: model.slot.candidate is not None)
@@ -661,7 +661,7 @@ def test_a_process_that_starts_without_its_registry_loads_what_last_answered_her
 
 def test_a_process_is_not_replaced_because_its_candidate_fails(folders: list[Path]) -> None:
     candidate = CandidatePlan(source=live.plan_of(folders[1]).source, share=1.0, mode="split")
-    model = HostedModel(live.plan_of(folders[0], candidate=candidate))
+    model = LoadedModel(live.plan_of(folders[0], candidate=candidate))
     live.eventually(lambda: model.slot.candidate is not None)
     assert model.slot.candidate is not None
     served = model.slot.candidate.slot.model
