@@ -18,7 +18,7 @@ from jaxtyping import Integer
 
 from bert_core.data.draws import GUESS, ORDER, Draws, row_keys
 from bert_core.data.masking import Masker, span_lengths
-from bert_core.data.order import GlobalOrder, Samples, balanced_part
+from bert_core.data.order import Order, Samples, balanced_part
 from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
 from bert_core.data.windows import PAD_MULTIPLE, Window
@@ -202,7 +202,7 @@ class RankBatches:
     """The micro-batches of every global batch that belong to one rank, in the global order."""
 
     source: RowSource
-    order: GlobalOrder
+    order: Order
     global_batch_size: int
     micro_batch_tokens: int
     rank: int = 0

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from bert_core.tasks.base import Options, Task
 
 OF_ROWS = (
-    *("task", "options", "train", "held_out", "selection"),
+    *("task", "options", "train", "held_out", "selection", "classes"),
     *("rows_per_class", "max_length", "examples", "augmentation"),
 )
 """The fields that apply to labelled rows only."""
@@ -103,6 +103,13 @@ class DistillConfig(LabelledTrainingConfig):
             raise ConfigError(
                 f"shards: wanted no {', '.join(of_rows)} with it, which apply to labelled rows "
                 "only: leave one or the other out"
+            )
+        of_loss = [name for name in self.classes.changed if name != "sampling_power"]
+        if of_loss and not self.losses.hard:
+            raise ConfigError(
+                f"classes.{of_loss[0]}: wanted the default with losses.hard = 0, since it is about "
+                f"the loss of the labels, got {getattr(self.classes, of_loss[0])!r}: give "
+                "losses.hard a weight, or leave it out"
             )
         if self.layer_map and not self.losses.of_layers:
             raise ConfigError(

@@ -20,7 +20,16 @@ from tracking.store.ports import free_ports
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "docs" / "guides"
-ORDER = ("index", "prepare", "pretrain", "finetune", "tune_distill", "evaluate_publish", "answer")
+ORDER = (
+    "index",
+    "prepare",
+    "pretrain",
+    "finetune",
+    "imbalance",
+    "tune_distill",
+    "evaluate_publish",
+    "answer",
+)
 """The guides whose commands build on each other."""
 FENCE = re.compile(r"^```(bash|python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SEARCHED = ["--max_length", "16", "--search.space", '{"lr": [5e-4], "epochs": [0.1]}']

@@ -7,6 +7,7 @@ counted across epochs without a gap, so a global batch is a slice and no row is 
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Integer
@@ -26,6 +27,16 @@ class Samples:
     def take(self, picked: Integer[np.ndarray, "picked"]) -> "Samples":
         """Return the samples at the positions `picked`, in that order."""
         return Samples(self.shards[picked], self.rows[picked], self.epochs[picked])
+
+
+@runtime_checkable
+class Order(Protocol):
+    """Which sample of a run comes when."""
+
+    rows_per_epoch: int
+
+    def samples(self, start: int, count: int) -> Samples:
+        """Return the samples from `start` up to `start + count` of the run, across epochs."""
 
 
 class GlobalOrder:

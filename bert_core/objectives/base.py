@@ -45,7 +45,8 @@ class LossPart:
     sum: Float[Tensor, ""]
     """Loss summed over the items, in fp32 or wider."""
     count: int
-    """Number of items; the mean is `sum / count` over all workers' batches."""
+    """Number of items; the mean is `sum / count` over all workers' batches, unless items have
+    weights (`Objective.divisor`)."""
     correct: Int[Tensor, ""] | None
     """Items whose best score is the label's, without gradient. None if the objective does not
     choose a class."""
@@ -129,6 +130,11 @@ class Objective(nn.Module, ABC):
     def counts(self, batch: Batch) -> int:
         """Return the number of items of this part in the batch, known without a forward pass."""
         return batch[self.label_key].numel()
+
+    def divisor(self, batch: Batch) -> float:
+        """Return what the summed loss of the batch is divided by, once it is added up over all
+        batches of a step: the number of items, or the sum of their weights."""
+        return float(self.counts(batch))
 
     def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
         """Return the additional FLOPs besides encoder, head and submodels, forward and backward."""
@@ -266,6 +272,10 @@ class ObjectiveModel(nn.Module):
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of items of each part in the batch, by name, without a forward pass."""
         return {part.name: part.counts(batch) for part in self._all_parts}
+
+    def divisors(self, batch: Batch) -> dict[str, float]:
+        """Return the `Objective.divisor` of each part for the batch, by name."""
+        return {part.name: part.divisor(batch) for part in self._all_parts}
 
     def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
         """Return the floating-point operations of training on a batch with rows of these lengths

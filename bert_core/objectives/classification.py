@@ -11,7 +11,8 @@ from torch.nn.utils import parametrize
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import LinearHead
-from bert_core.objectives.base import Batch, LossPart, Objective, cross_entropy
+from bert_core.objectives.base import Batch, LossPart, Objective
+from bert_core.objectives.class_loss import ClassLoss
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 """transformers' names of the kinds of training for this head."""
@@ -37,12 +38,13 @@ class Classification(Objective):
     """Predicts one of `num_labels` for a sequence, several of them, or a number (with one "label").
 
     The loss is cross-entropy, binary cross-entropy (the mean over labels), or the squared error in
-    units of the targets' variance.
+    units of the targets' variance. `loss` changes the first two.
     """
 
     name = "classification"
     needs_pooler = True
     label_key = "labels"
+    loss = ClassLoss()
 
     def __init__(
         self,
@@ -92,19 +94,20 @@ class Classification(Objective):
     def counts(self, batch: Batch) -> int:
         return len(batch[self.label_key])
 
+    def divisor(self, batch: Batch) -> float:
+        if self.problem_type != "single_label_classification":
+            return super().divisor(batch)
+        return self.loss.divisor(batch[self.label_key])
+
     def part(self, logits: Float[Tensor, "batch labels"], batch: Batch) -> LossPart:
         labels = batch[self.label_key]
         if self.problem_type == "single_label_classification":
-            return cross_entropy(logits, labels)
+            return self.loss.of_one(logits, labels)
+        if self.problem_type == "multi_label_classification":
+            return self.loss.of_several(logits, labels)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.problem_type == "regression":
-            errors = ((wide[:, 0] - labels) / self.deviation).square()
-            return LossPart(errors.sum(), len(labels), None)
-        losses = functional.binary_cross_entropy_with_logits(
-            wide, labels.to(wide.dtype), reduction="none"
-        )
-        right = ((wide > 0) == (labels > 0.5)).all(1)  # a label may be a fraction
-        return LossPart(losses.mean(1).sum(), len(labels), right.sum())
+        errors = ((wide[:, 0] - labels) / self.deviation).square()
+        return LossPart(errors.sum(), len(labels), None)
 
     def soft_part(
         self,

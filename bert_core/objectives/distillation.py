@@ -130,6 +130,10 @@ class Distillation(ObjectiveModel):
         tokens = _real_tokens(batch) if self._matched else 0
         return {name: tokens if name in MATCHED else items for name in self.weights}
 
+    def divisors(self, batch: Batch) -> dict[str, float]:
+        hard = super().divisors(batch)
+        return {name: hard.get(name, float(items)) for name, items in self.counts(batch).items()}
+
     @property
     def reads_words(self) -> bool:
         return self._answers and super().reads_words

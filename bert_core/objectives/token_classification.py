@@ -11,7 +11,8 @@ from bert_core.model.encoder import Encoded
 from bert_core.model.heads import RecurrentHead, TokenHead
 from bert_core.model.layout import gather_tokens
 from bert_core.objectives import IGNORE
-from bert_core.objectives.base import Batch, LossPart, Objective, cross_entropy, soft_cross_entropy
+from bert_core.objectives.base import Batch, LossPart, Objective, soft_cross_entropy
+from bert_core.objectives.class_loss import ClassLoss
 
 LAYERS = 4
 """Last layers that the feature-based head reads, or all if there are fewer: the best choice in the
@@ -24,13 +25,17 @@ class TokenLabels(Objective):
     needs_pooler = False
     label_key = "token_labels"
     position_key = "token_positions"
+    loss = ClassLoss()
 
     def counts(self, batch: Batch) -> int:
         return int((batch[self.label_key] != IGNORE).sum())
 
     def part(self, logits: Float[Tensor, "items labels"], batch: Batch) -> LossPart:
-        # torch's cross-entropy already ignores -100; only the count must exclude it.
-        return replace(cross_entropy(logits, batch[self.label_key]), count=self.counts(batch))
+        part = self.loss.of_one(logits, batch[self.label_key])
+        return replace(part, count=self.counts(batch))
+
+    def divisor(self, batch: Batch) -> float:
+        return self.loss.divisor(batch[self.label_key])
 
     def soft_part(
         self,

@@ -162,6 +162,13 @@ class Task(Evaluated, ABC):
     values stay together when rows are split into training rows and selection rows."""
     labels_of_rows: ClassVar[bool] = False
     """Whether its labels are those that training rows name; a head for others is of no use."""
+    classes_in: ClassVar[str | None] = None
+    """Entry of windows' labels with the class of each item that a loss is computed on, as an index
+    into `labels`; with several labels per row, a 0 or 1 for each. None if it has no such classes,
+    so that the loss cannot treat them differently."""
+    implies_labels: bool = False
+    """Whether labels follow from others, such as `I-place` from `B-place`, so that rows may lack
+    them."""
     group_rows: int = 1
     """Number of consecutive training rows that have one joint loss."""
     examples: tuple[Any, ...]

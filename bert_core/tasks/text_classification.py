@@ -98,6 +98,7 @@ class TextClassification(TextTask):
 
     name = "text-classification"
     labels_of_rows = True
+    classes_in = "labels"
     objective = "classification"
     target = OneLabel
     kinds = (

@@ -222,6 +222,7 @@ class TokenClassification(Task):
 
     name = "token-classification"
     labels_of_rows = True
+    classes_in = "token_labels"
     objective = "token_classification"
     inputs = TokenInput
     target = Tags
@@ -262,6 +263,7 @@ class TokenClassification(Task):
             entities = all(map(is_of_entity, self.labels)) or are_nameless(self.labels)
             options = replace(options, entities=entities)
         self.chosen = options
+        self.implies_labels = bool(options.entities)
         self.primary_metric = "f1" if options.entities else "accuracy"
         if not options.entities:
             self.parameters = TagParameters

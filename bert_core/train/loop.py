@@ -105,6 +105,8 @@ class Step:
     loss_sums: dict[str, Tensor]
     correct: dict[str, Tensor]
     counts: dict[str, int]
+    divisors: dict[str, float]
+    """What the loss sums are divided by: the counts, or sums of weights."""
 
 
 def training_steps(
@@ -151,7 +153,7 @@ def training_steps(
             for group in optimizer.param_groups:
                 group["lr"] = lr * group.get("lr_scale", 1.0)
             optimizer.zero_grad(set_to_none=True)
-            loss_sums, correct, counts = _backward(trained, micro_batches, index, config)
+            sums = _backward(trained, micro_batches, index, config)
             sparse.gather()
             grad_norm = _clipped(weights, max_grad_norm)
             if not math.isfinite(grad_norm):
@@ -176,9 +178,10 @@ def training_steps(
                 tokens=int(lengths.sum()),
                 padded_tokens=sum(batch["input_ids"].numel() for batch in micro_batches),
                 flops=sum(model.flops(batch, row_lengths(batch)) for batch in micro_batches),
-                loss_sums=loss_sums,
-                correct=correct,
-                counts=counts,
+                loss_sums=sums.losses,
+                correct=sums.correct,
+                counts=sums.counts,
+                divisors=sums.divisors,
             )
             if place >= config.max_steps:
                 return
@@ -214,18 +217,15 @@ def _backward(
     micro_batches: list[Batch],
     index: int,
     config: LoopConfig,
-) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, int]]:
-    """Compute the global batch's gradient into the parameters.
-
-    Returns: this rank's loss sums, numbers of correct items and numbers of items, by part.
-    """
+) -> "_Sums":
+    """Compute the global batch's gradient into the parameters; return this rank's sums."""
     rank, world_size = rank_of_world()
     unwrapped: Any = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(model.parameters()).device
-    counts = _sum_counts([unwrapped.counts(batch) for batch in micro_batches])
-    global_counts = dict(
-        zip(counts, sum_over_ranks(torch.tensor(list(counts.values()))).tolist(), strict=True)
-    )
+    counts = _added([unwrapped.counts(batch) for batch in micro_batches])
+    divisors = _added([unwrapped.divisors(batch) for batch in micro_batches])
+    own = torch.tensor(list(divisors.values()), dtype=torch.float64)
+    whole = dict(zip(divisors, sum_over_ranks(own).tolist(), strict=True))
     loss_sums: dict[str, Tensor] = {}
     correct: dict[str, Tensor] = {}
     for number, micro_batch in enumerate(micro_batches):
@@ -239,8 +239,7 @@ def _backward(
                 parts = model(batch)
             # NOTE: gradients are averaged over ranks, but we want the sum.
             loss = sum(
-                part.sum
-                * (unwrapped.weights.get(name, 1.0) * world_size / max(1, global_counts[name]))
+                part.sum * (unwrapped.weights.get(name, 1.0) * world_size / (whole[name] or 1.0))
                 for name, part in parts.items()
             )
             loss.backward()
@@ -248,7 +247,17 @@ def _backward(
             loss_sums[name] = loss_sums.get(name, 0) + part.sum.detach()
             if part.correct is not None:
                 correct[name] = correct.get(name, 0) + part.correct
-    return loss_sums, correct, counts
+    return _Sums(loss_sums, correct, counts, divisors)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums of one step over this rank's micro-batches, by part."""
+
+    losses: dict[str, Tensor]
+    correct: dict[str, Tensor]
+    counts: dict[str, int]
+    divisors: dict[str, float]
 
 
 class Totals:
@@ -271,6 +280,7 @@ class Totals:
             self.add(name, getattr(step, name))
         for name, count in step.counts.items():
             self.add(f"{name}/count", count)
+            self.add(f"{name}/divisor", step.divisors[name])
             self.add(f"{name}/loss_sum", step.loss_sums[name])
             if name in step.correct:
                 self.add(f"{name}/correct", step.correct[name])
@@ -287,9 +297,9 @@ class Totals:
         sums = dict(zip(names, summed.tolist(), strict=True))
         means = {name: value for name, value in sums.items() if "/" not in name} | {"loss": 0.0}
         for part in [name.removesuffix("/count") for name in names if name.endswith("/count")]:
-            count = max(1.0, sums[f"{part}/count"])
-            means[f"{part}_loss"] = sums[f"{part}/loss_sum"] / count
+            means[f"{part}_loss"] = sums[f"{part}/loss_sum"] / (sums[f"{part}/divisor"] or 1.0)
             if f"{part}/correct" in sums:
+                count = max(1.0, sums[f"{part}/count"])
                 means[f"{part}_accuracy"] = sums[f"{part}/correct"] / count
             means["loss"] += self._weights.get(part, 1.0) * means[f"{part}_loss"]
         return means
@@ -304,16 +314,18 @@ def evaluate(
     device = next(model.parameters()).device
     totals = Totals(model.weights)
     for name, chooses in model.chooses.items():
-        for key in ("count", "loss_sum", *(["correct"] if chooses else [])):
+        for key in ("count", "divisor", "loss_sum", *(["correct"] if chooses else [])):
             totals.add(f"{name}/{key}", 0.0)  # for ranks without rows
     model.eval()
     with gathered(model):
         for micro_batches in batches:
             for batch in micro_batches:
+                divisors = model.divisors(batch)
                 with autocast(device, config):
                     parts = model({key: value.to(device) for key, value in batch.items()})
                 for name, part in parts.items():
                     totals.add(f"{name}/count", part.count)
+                    totals.add(f"{name}/divisor", divisors[name])
                     totals.add(f"{name}/loss_sum", part.sum)
                     if part.correct is not None:
                         totals.add(f"{name}/correct", part.correct)
@@ -351,8 +363,8 @@ def autocast(device: torch.device, config: LoopConfig) -> AbstractContextManager
     return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
 
 
-def _sum_counts(counts: list[dict[str, int]]) -> dict[str, int]:
-    return {name: sum(batch[name] for batch in counts) for name in counts[0]}
+def _added(batches: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: sum(batch[name] for batch in batches) for name in batches[0]}
 
 
 def _dropout_seed(seed: int, step: int, rank: int, micro_batch: int) -> int:

@@ -20,6 +20,7 @@ from bert_core.train.config import OptimizerConfig, Precision
 from bert_core.wording import one_of
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.runtime.stage_config import INPUT, StageConfig
+from pipelines.training.classes import ClassesConfig
 from pipelines.training.selection import SelectionConfig
 from tracking.runs.goodput import CLUSTER, DEFAULT
 
@@ -117,6 +118,8 @@ class LabelledTrainingConfig(TrainingConfig):
     """Rows to measure on once, after training; never used for selection. By default none."""
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     """How the final weights are selected."""
+    classes: ClassesConfig = field(default_factory=ClassesConfig)
+    """What is done about uneven classes, hard rows and uncertain labels."""
     rows_per_class: PositiveInt | None = None
     """Maximum number of training rows per label, drawn at random; all by default."""
     max_length: Annotated[int, Range(least=8)] = 128

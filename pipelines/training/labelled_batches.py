@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from bert_core.batches import RankBatches, WindowSource
-from bert_core.data.order import GlobalOrder
+from bert_core.data.order import GlobalOrder, Order
 from bert_core.data.splits import SELECTION, TRAIN
 from bert_core.data.windows import Window
 from bert_core.model.attention import packing
@@ -17,6 +17,7 @@ from bert_core.tasks.base import Task
 from bert_core.tasks.shapes import Row
 from bert_core.train.config import LoopConfig
 from bert_core.train.loop import evaluate, evaluation_scores
+from pipelines.training.classes import class_order
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.labelled_sets import LabelledSet
 from pipelines.training.worker import RankPlace
@@ -52,11 +53,14 @@ class LabelledRank:
     def batches(self, split: str, seed: int) -> RankBatches:
         """Return the batches of a set, with its rows in the seed's order."""
         windows, group = self.sets[split].windows, self.task.group_rows
+        order: Order = GlobalOrder([len(windows)], seed=seed)
+        if split == TRAIN:
+            order = class_order(self.config.classes, self.task, windows, seed)
         # A whole number of groups, and at least one for each worker.
         measured = group * max(-(-MEASURED_ROWS // group), self.place.world_size)
         return RankBatches(
             source=WindowSource(windows, self.pad_id, self.packed_from),
-            order=GlobalOrder([len(windows)], seed=seed),
+            order=order,
             global_batch_size=self.config.batch_size if split == TRAIN else measured,
             micro_batch_tokens=self.config.micro_batch_tokens,
             rank=self.place.rank,

@@ -125,6 +125,7 @@ def read_parts(
         usual: the columns of the rows that the other model learned it from.
     Raises: CorpusError naming what does not fit the task.
     """
+    config.classes.check_task(kind)
     checked = partial((known or kind(options=options)).fitting, trained=True)
     read = labelled_rows(config.train, "train", kind.shapes(options), checked, usual)
     rows, remarks = few_per_class(read.rows, config.rows_per_class), {TRAIN: read.remarks}

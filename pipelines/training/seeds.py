@@ -3,8 +3,8 @@
 `learn` runs in the driver, `train_seeds` in each worker.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +16,7 @@ from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from pipelines.runtime.progress import SEEN, say
 from pipelines.runtime.result import SPREAD, Result, spread
+from pipelines.training.classes import ClassesConfig, class_loss, class_order
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.driver import TrainingCounts, finished, fit, write_bundle
 from pipelines.training.labelled_sets import LabelledSet, remarks_of, shown_rows, trained_rows
@@ -28,8 +29,10 @@ from tracking.runs.story import figure, score
 
 if TYPE_CHECKING:
     from bert_core.data.tokenizer import Tokenizer
+    from bert_core.data.windows import Window
     from bert_core.model.config import EncoderConfig
     from bert_core.objectives.base import ObjectiveModel
+    from bert_core.objectives.class_loss import ClassLoss
     from bert_core.tasks.base import Task
 
 SMALL_LR = 1e-3
@@ -49,8 +52,26 @@ class TrainableTask:
     """Builds the initial model of a seed."""
     trained_rows: Digests
     """Digests of the rows that these weights, and those of a teacher, have seen before."""
+    loss: "ClassLoss | None" = None
+    """The loss of its head, if its rows have classes; None is the usual one."""
     answers: bool = True
     """Whether its head learns; if not, the bundle is not for any task."""
+
+    def weighing(self, classes: ClassesConfig, windows: "Sequence[Window]") -> "TrainableTask":
+        """Return it with the loss for training on these windows. Raises: ConfigError or CorpusError
+        if what `classes` asks for does not fit them."""
+        if self.task.classes_in is None:
+            return self
+        class_order(classes, self.task, windows, 0)  # fails now rather than in a worker
+        return replace(self, loss=class_loss(classes, self.task, windows))
+
+    def built(self, seed: int) -> "ObjectiveModel":
+        """Build the initial model of a seed, with its loss."""
+        model = self.build(seed)
+        if self.loss is not None:
+            for objective in model.objectives.values():
+                setattr(objective, "loss", self.loss)  # noqa: B010  # not a module nor a tensor
+        return model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +157,7 @@ def learn(
     from bert_core.train.checkpoint import checkpoint_at
 
     task, stage = trainable.task, lineage["stage"]
+    trainable = trainable.weighing(config.classes, sets[TRAIN].windows)
     trained_on = np.union1d(trainable.trained_rows, trained_rows(task, sets))
     remarks = remarks_of(stage, config, task, sets, trained_on)
     steps = config.steps(len(sets[TRAIN].windows))
@@ -284,7 +306,7 @@ def train_seeds(
         loop = LoopConfig(max_steps=steps, precision=config.precision, seed=seed)
         checkpoints = files.join(config.output, _checkpoints(index))
         first_record = _records_before(index, steps)
-        model = trainable.build(seed)
+        model = trainable.built(seed)
         if not config.fsdp:  # FSDP checkpoints hold all words, to resume with any number of workers
             train_read_words(model, rank.shown, rank.pad_id)
         train(
@@ -310,7 +332,7 @@ def train_seeds(
             report,
         )
         selected = chosen_checkpoint(checkpoints, place.rank)
-        model = trainable.build(seed)
+        model = trainable.built(seed)
         load_weights(selected, model, run_digest=digest)
         model.to(place.device)
         with clock.during("measuring"):

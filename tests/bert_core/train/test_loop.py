@@ -27,6 +27,7 @@ from bert_core.model.size import training_flops
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
+from bert_core.objectives.class_loss import ClassLoss
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.sentence_pairs import NextSentencePrediction
@@ -102,8 +103,16 @@ def model_of(config: EncoderConfig = CONFIG, seed: int = 0) -> ObjectiveModel:
     return tiny.model(config, MaskedLanguageModeling, NextSentencePrediction, seed=seed)
 
 
+class WeightedClasses(Classification):
+    """Of whose two classes one counts fifteen times the other."""
+
+    label_key = "next_sentence_label"
+    loss = ClassLoss(weights=(0.2, 3.0), label_smoothing=0.1)
+
+
 def model_that_minimises(names: str) -> ObjectiveModel:
-    return tiny.model(DEBERTA, *(PRETRAINING[name] for name in names.split()))
+    kinds = PRETRAINING | {"weighted": partial(WeightedClasses, num_labels=2)}
+    return tiny.model(DEBERTA, *(kinds[name] for name in names.split()))
 
 
 def train(
@@ -184,7 +193,7 @@ def found_by_rank(folder: Path) -> dict[str, Any]:
 
 ALGORITHMS: list[Algorithm] = ["adamw", "lamb"]
 # The last layer serves the first of two twice more, beside its own output, which the second reads.
-OBJECTIVES = [None, "emd_mlm nsp", "rtd"]
+OBJECTIVES = [None, "emd_mlm nsp", "rtd", "weighted"]
 
 
 def part_of_training(
@@ -614,6 +623,7 @@ def test_totals_of_steps_are_means_over_items_not_over_steps() -> None:
                 loss_sums={"mlm": torch.tensor(loss)},
                 correct={"mlm": torch.tensor(count - 1)},
                 counts={"mlm": count},
+                divisors={"mlm": float(count)},
             )
         )
     summed = {"tokens": 10, "padded_tokens": 16, "flops": 200, "waited_s": 0.5}

@@ -54,7 +54,7 @@ def test_no_option_of_others_is_answered_with_a_wrong_one(stage: str) -> None:
         ("pretrain", "batch_size", "(here it is --global_batch_size)"),
         ("finetune", "early_stopping_patience", "(here it is --selection.patience)"),
         ("finetune", "fp16", "(here it is --precision: bf16 or fp32; there is no fp16)"),
-        ("finetune", "class_weights", "(there is none: every row counts the same)"),
+        ("finetune", "class_weights", "(here it is --classes.weights)"),
         ("finetune", "freeze", "(there is none: every weight is trained"),
         ("finetune", "lora", "(there is none: every weight is trained"),
         ("finetune", "validation_file", "(here it is --held_out.source: "),
