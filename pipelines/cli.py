@@ -7,14 +7,14 @@ import importlib
 import json
 import os
 import sys
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bert_core.errors import ConfigError, RaybertError, ResourceError
+from bert_core.errors import ConfigError, RaybertError
 from bert_core.wording import nearest, one_of
 from pipelines.configure import ALL, COMMANDS, KEYS, STAGES, Command, parse
+from pipelines.launch import PARTS, lacking, launch, require_extra, way_out
 
 EXIT_CODES = {
     0: "The work is done.",
@@ -24,23 +24,6 @@ EXIT_CODES = {
     143: "Ended by SIGTERM; the same command resumes the work.",
 }
 """Exit codes of the commands; `submit` and `jobs attach` exit as their job does."""
-
-PARTS = ("inspect", "list", "promote", "report", "ui")
-"""Commands of which a part works without the extra."""
-EXTRAS = {
-    **dict.fromkeys([*STAGES, *PARTS], "train"),
-    "serve": "serve",
-    "quickstart": "quickstart",
-}
-"""The extra of pyproject.toml that a command needs; the others need none."""
-_OF_TRAIN = ("torch", "sqlalchemy", "datasketch", "tensorboardX")
-_OF_SERVE = ("torch", "sqlalchemy", "fastapi_offline")
-TELLING = {
-    "train": _OF_TRAIN,
-    "serve": _OF_SERVE,
-    "quickstart": (*_OF_TRAIN, *_OF_SERVE, "sklearn"),
-}
-"""Modules that an extra brings and the client does not."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -62,9 +45,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = _run(word, rest)
     except ModuleNotFoundError as error:
-        if not _lacking(word):  # no extra would fix this
+        if not lacking(word):  # no extra would fix this
             raise
-        _fail(f"raybert {word}: {_way_out(word, error.name)}", 1)
+        _fail(f"raybert {word}: {way_out(word, error.name)}", 1)
     except ConfigError as error:
         _fail(f"raybert {word}: {error}", 2)
     except RaybertError as error:
@@ -97,38 +80,16 @@ def _run(word: str, arguments: list[str]) -> int:
     config = parse(word, arguments)
     if word == "serve" and config.apply is not None:
         config = _applied(config, arguments)
-    if word not in PARTS and (module := _lacking(word)):
-        raise ResourceError(_way_out(word, module))
+    if word in STAGES:
+        launch(word, config)
+        return 0
+    if word not in PARTS:
+        require_extra(word)
     if word == "serve":
         _serve(config)
-    elif word in STAGES:
-        _run_stage(word, config)
     else:
         importlib.import_module(ALL[word].module).run(config)
     return 0
-
-
-def _lacking(word: str) -> str | None:
-    """Return the first module of the command's extra that is not installed; None if all are."""
-    modules = TELLING[EXTRAS[word]] if word in EXTRAS else ()
-    return next((module for module in modules if find_spec(module) is None), None)
-
-
-def _way_out(word: str, module: str | None) -> str:
-    elsewhere = ", or have a cluster do it: `raybert submit`" if word in STAGES else ""
-    return (
-        f"wanted {module}, which is not installed: run `pip install --constraint constraints.txt "
-        f"'.[{EXTRAS[word]}]'` in raybert's checkout{elsewhere}"
-    )
-
-
-def _run_stage(word: str, config: Any) -> None:
-    from pipelines.jobs.driver import as_job
-    from pipelines.runtime.preflight import preflight
-
-    with as_job(config.output):
-        preflight(word, config)
-        importlib.import_module(ALL[word].module).run(config)
 
 
 def _named(arguments: list[str], *names: str) -> list[str]:

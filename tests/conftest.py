@@ -57,7 +57,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Before the first import of ours: from here on a wrong type or shape is an error, in this process
 # only (Ray's workers import the packages unchecked, as in production).
-check_types(["bert_core", "pipelines", "serve", "tracking"])
+check_types(["bert_core", "pipelines", "raybert", "serve", "tracking"])
 
 
 @pytest.fixture(scope="module")

@@ -29,11 +29,12 @@ ORDER = (
     "tune_distill",
     "evaluate_publish",
     "answer",
+    "python",
 )
 """The guides whose commands build on each other."""
 FENCE = re.compile(r"^```(bash|python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SEARCHED = ["--max_length", "16", "--search.space", '{"lr": [5e-4], "epochs": [0.1]}']
-COPIED = ("bert_core", "pipelines", "serve", "tracking", "tests")
+COPIED = ("bert_core", "pipelines", "raybert", "serve", "tracking", "tests")
 CHECKS = """
 assert len(picked) == 10 and all(b - a == 1 for a, b in picked.reshape(5, 2).tolist()), picked
 assert parameters == 2_090_560, parameters

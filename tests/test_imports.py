@@ -14,7 +14,7 @@ from typing import TypeGuard
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("bert_core", "tracking", "pipelines", "serve")
+PACKAGES = ("bert_core", "tracking", "pipelines", "serve", "raybert")
 
 # What comes from elsewhere and must not come in.
 FORBIDDEN = {"bert_core": {"http.client", "urllib.request"}}  # other parts of both may

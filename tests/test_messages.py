@@ -42,7 +42,7 @@ def texts_of(path: Path) -> Iterator[str]:
 
 TEXTS = {
     text
-    for package in ("bert_core", "tracking", "pipelines", "serve")
+    for package in ("bert_core", "tracking", "pipelines", "raybert", "serve")
     for path in (ROOT / package).rglob("*.py")
     for text in texts_of(path)
 }

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
-from pipelines.cli import TELLING
+from pipelines.launch import TELLING
 from serve.http.routes.page import SHARED
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ def all_requirements() -> list[str]:
     return [*PROJECT["dependencies"], *(line for lines in extras for line in lines)]
 
 
-PACKAGES = ("bert_core", "pipelines", "serve", "tracking")
+PACKAGES = ("bert_core", "pipelines", "raybert", "serve", "tracking")
 # Looked for, and done without where it is missing.
 OPTIONAL = {"boto3"}
 
@@ -168,7 +168,7 @@ def test_the_wheel_holds_the_four_packages_and_refuses_to_be_uploaded(tmp_path: 
         metadata = Parser().parsestr(archive.read(metadata_name).decode())
         entry_points = archive.read(metadata_name.replace("METADATA", "entry_points.txt"))
     folders = {name.split("/")[0] for name in names} - {metadata_name.split("/")[0]}
-    assert folders == {"bert_core", "pipelines", "serve", "tracking"}
+    assert folders == set(PACKAGES)
     assert "pipelines/runtime/ray_data_logging.yaml" in names
     page = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("serve/page/**/*.*")}
     shared = {f"tracking/{name}" for name in SHARED}

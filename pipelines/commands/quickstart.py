@@ -8,14 +8,10 @@ import importlib
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +20,12 @@ import numpy as np
 from rich.table import Table
 
 from bert_core.checks import Port, check_fields
-from bert_core.errors import RaybertError, ResourceError
+from bert_core.errors import RaybertError
 from bert_core.manifest import Manifest
 from bert_core.wording import shortened
 from pipelines.commands.report import attach, summary, write_report
 from pipelines.commands.report_runs import runs_of
+from pipelines.commands.server_process import ServerProcess
 from pipelines.configure import CONFIGS, STAGES, parse
 from pipelines.corpus import docstrings
 from pipelines.corpus.config import DOCSTRINGS
@@ -61,7 +58,6 @@ AT_ONCE = 32
 """Texts per request."""
 Asked = tuple[str, list[tuple[str, str]]]
 """A question, and its answers, each after its score."""
-START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +139,8 @@ def _query(config: QuickstartConfig) -> list[Asked]:
     """Serve the models in a child process, as a user would, and ask them over HTTP."""
     _title("serve", "Starting the server and asking its three models over HTTP.")
     port = free_port(config.port)
-    with _server(port) as address:
+    with _server(port) as server:
+        address = server.url
         questions = [*_fill_masks(address), *_search(address), *_classify(address)]
     for text, answers in questions:
         say(f"\n  {text}")
@@ -200,53 +197,11 @@ def _rows() -> list[dict[str, str]]:
     return [row for row in rows if not re.search(r"(\W)\1{3}|>>>", row["text"])]
 
 
-@contextmanager
-def _server(port: int) -> Iterator[str]:
-    """Run `raybert serve`, and yield its address once it is ready; stop it and its processes on
-    exit."""
-    arguments = [
-        "serve",
-        "--config",
-        str(CONFIGS / "serve" / f"{SERVED}.toml"),
-        "--port",
-        str(port),
-    ]
-    address = f"http://127.0.0.1:{port}"
-    log = Path(FOLDER) / "serve.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.cli", *arguments],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=cluster.child_environment(),
-        )
-    try:
-        _wait_until_ready(process, address, log)
-        yield address
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def _wait_until_ready(process: subprocess.Popen, address: str, log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise ResourceError(
-                f"raybert serve: wanted a running server, it exited:\n{log.read_text()}"
-            )
-        try:
-            with urllib.request.urlopen(f"{address}/readyz", timeout=5):
-                return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.2)
-    raise ResourceError(
-        f"raybert serve: wanted an answer from {address}/readyz within {START_TIMEOUT_S:.0f} s, "
-        f"got none; its log is {log}"
-    )
+def _server(port: int) -> ServerProcess:
+    """Run `raybert serve` as a user would."""
+    config = CONFIGS / "serve" / f"{SERVED}.toml"
+    arguments = ["--config", str(config), "--port", str(port)]
+    return ServerProcess.start(arguments, Path(FOLDER) / "serve.log")
 
 
 def _post(url: str, body: dict[str, Any]) -> Any:

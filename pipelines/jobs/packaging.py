@@ -21,7 +21,7 @@ from pipelines.jobs.submission import config_files
 from pipelines.runtime import cluster
 from pipelines.runtime.code_version import code_version
 
-PACKAGES = ("bert_core", "pipelines", "serve", "tracking")
+PACKAGES = ("bert_core", "pipelines", "raybert", "serve", "tracking")
 STOP_WAIT_S = 60
 """How long a job may take to stop: for a checkpoint and the end of its MLflow run."""
 

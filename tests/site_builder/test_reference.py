@@ -86,7 +86,7 @@ def test_paths_of_all_surfaces_are_there_with_their_errors(pages: dict[str, str]
 def messages_of_the_code() -> set[str]:
     """Every text of the code, with `…` for what is put into it."""
     found: set[str] = set()
-    for package in ("bert_core", "pipelines", "serve", "tracking"):
+    for package in ("bert_core", "pipelines", "raybert", "serve", "tracking"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.JoinedStr):
@@ -132,7 +132,7 @@ def test_every_metric_has_a_meaning() -> None:
 
 def test_every_environment_variable_in_the_code_is_on_its_page() -> None:
     used: set[str] = set()
-    for package in ("bert_core", "pipelines", "serve", "tracking"):
+    for package in ("bert_core", "pipelines", "raybert", "serve", "tracking"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
