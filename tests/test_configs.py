@@ -1,11 +1,13 @@
 """Every config that is shipped loads, and what `--print_config` shows runs again as is."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from bert_core.errors import ConfigError
-from pipelines.configure import ALL, STAGES, parse, parser_for
+from bert_core.metrics.glue import SCORED_TASKS
+from pipelines.configure import ALL, STAGES, parse, parser_for, purpose_of
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 SHIPPED = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.toml"))
@@ -47,3 +49,21 @@ def test_every_stage_has_a_config_to_start_from() -> None:
 def test_every_field_of_a_config_says_what_it_is(word: str) -> None:
     options = parser_for(word)._actions
     assert [option.dest for option in options if not (option.help or "").strip()] == []
+
+
+def test_configs_of_the_sets_of_berts_paper_name_its_figures_and_where_they_stand() -> None:
+    sets = {*(f"glue_{name}" for name in SCORED_TASKS), "squad_bert", "squad2_bert", "conll2003"}
+    for name in sets:
+        said = purpose_of(CONFIGS / "finetune" / f"{name}.toml")
+        figures = re.findall(r"\b\d\d\.\d\b", said)
+        assert len(figures) >= 1 if name in ("glue_wnli", "squad2_bert") else len(figures) >= 2, (
+            said
+        )
+        assert re.search(r"\(Devlin et al\. 2019, (table [1-7]|section 4\.1)\)\.$", said), said
+
+
+def test_a_submission_to_glue_takes_what_the_configs_of_its_sets_write() -> None:
+    models = parse("glue", ["--config", str(CONFIGS / "glue/submission.toml")]).models
+    for name, model in models.items():
+        config = parse("finetune", ["--config", str(CONFIGS / f"finetune/glue_{name}.toml")])
+        assert model == f"{config.output}/bundle"
