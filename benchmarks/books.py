@@ -27,8 +27,9 @@ import torch
 
 from benchmarks.harness import provenance
 from bert_core.batches import RankBatches, ShardSource
-from bert_core.bundle.format import About, load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle
 from bert_core.bundle.weights import build_model
+from bert_core.bundle.writing import save_bundle
 from bert_core.cache import Cache
 from bert_core.data.order import GlobalOrder
 from bert_core.data.shards import ShardRows, ShardSet

@@ -23,7 +23,8 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoder
-from bert_core.model.hf import encoder_config_to_huggingface, to_huggingface
+from bert_core.model.hf import encoder_config_to_huggingface
+from bert_core.model.hf_weights import to_huggingface
 from bert_core.model.variants import VARIANTS
 
 VOCAB_SIZE = 30_522

@@ -28,8 +28,9 @@ from bert_core.inference.engines.catalog import ENGINES
 from bert_core.inference.export import export_graph, largest_difference
 from bert_core.inference.predictor import Predictor
 from bert_core.metrics.bootstrap import not_worse
-from bert_core.scores import Backend, TorchBackend
+from bert_core.scores import Backend
 from bert_core.tasks.shapes import labelled
+from bert_core.torch_scores import TorchBackend
 
 PARAGRAPHS, QUICK_PARAGRAPHS, QUICK_PAIRS = 512, 32, 200
 CALIBRATING = 128
@@ -85,6 +86,11 @@ def _backends(
             predictor.model, getattr(predictor.backend, "packed_from", 1.0), precision="bf16"
         )
     }
+    positions, graph_scores = (
+        predictor.bundle.encoder_config.max_length,
+        predictor.task.graph_scores,
+    )
+    assert graph_scores is not None
     for kind, windows in {"fp32": None, "int8": calibrating}.items():
         pad_id = predictor.bundle.tokenizer.pad_id
         calibration = None if windows is None else (windows, pad_id)
@@ -92,7 +98,7 @@ def _backends(
         for name, engine in ENGINES.items():
             for precision in engine.runs[kind]:
                 try:
-                    backend = engine(path, predictor.model, threads, precision)
+                    backend = engine(path, graph_scores, positions, threads, precision)
                 except ResourceError as error:  # no bfloat16 here
                     print(error)
                 else:

@@ -41,7 +41,8 @@ from benchmarks.peer import SETTINGS, WARM_UP, TimedTrainer, training_arguments
 from benchmarks.peer_tasks import Examples, Padded
 from benchmarks.training import steps_of
 from bert_core.batches import RankBatches, WindowSource
-from bert_core.bundle.format import About, save_bundle
+from bert_core.bundle.format import About
+from bert_core.bundle.writing import save_bundle
 from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.order import GlobalOrder
 from bert_core.data.tokenizer import Tokenizer

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from benchmarks.pretrain import GPU_TOKENS, VOCAB_SIZE, Pair, pair_rows, pretraining_texts
 from benchmarks.training import steps_of
 from bert_core.batches import RankBatches, ShardSource, pack, pad
-from bert_core.bundle.format import About, save_bundle
+from bert_core.bundle.format import About
+from bert_core.bundle.writing import save_bundle
 from bert_core.data.order import GlobalOrder
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary

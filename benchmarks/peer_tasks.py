@@ -11,7 +11,8 @@ import transformers
 from transformers import Trainer
 
 from benchmarks.peer import now, training_arguments
-from bert_core.batches import buckets, collate
+from bert_core.batches import collate
+from bert_core.collation import buckets
 from bert_core.data.windows import Window
 from bert_core.tasks.base import Task
 from bert_core.train.config import OptimizerConfig, Precision

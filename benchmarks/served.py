@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from benchmarks.checkpoints import MINILM, required
-from bert_core.bundle.format import About, load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle
 from bert_core.bundle.weights import build_model
+from bert_core.bundle.writing import save_bundle
 from bert_core.data.windows import Window
 from bert_core.errors import InputError
 from bert_core.inference.predictor import Predictor

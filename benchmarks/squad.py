@@ -24,8 +24,9 @@ from benchmarks.peer import now
 from benchmarks.peer_tasks import Hyperparameters, scores_of, trained
 from benchmarks.training import steps_of
 from bert_core.batches import RankBatches, WindowSource
-from bert_core.bundle.format import About, Bundle, load_bundle, save_bundle
+from bert_core.bundle.format import About, Bundle, load_bundle
 from bert_core.bundle.weights import build_model
+from bert_core.bundle.writing import save_bundle
 from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.order import GlobalOrder
 from bert_core.data.windows import Window

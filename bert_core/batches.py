@@ -1,13 +1,12 @@
-"""Turns rows into tensors, packed end to end or padded; padding is added nowhere else.
+"""Turns rows into tensors, laid out by `collation`.
 
-The rows of a batch are divided into micro-batches of similar length by a token budget. Each is
-padded to a multiple of 8 (the vector width that kernels like), or packed if the share of padding
-would reach `packed_from`. What a batch holds is decided earlier, by `data.order`.
+The rows of a batch are divided into micro-batches of similar length by a token budget. What a batch
+holds is decided earlier, by `data.order`.
 """
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, runtime_checkable
@@ -16,120 +15,42 @@ import numpy as np
 import torch
 from jaxtyping import Integer
 
+from bert_core import collation
+from bert_core.collation import buckets, pad_or_pack, row_starts
 from bert_core.data.draws import GUESS, ORDER, Draws, row_keys
 from bert_core.data.masking import Masker, span_lengths
 from bert_core.data.order import Order, Samples, balanced_part
 from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
-from bert_core.data.windows import PAD_MULTIPLE, Window
+from bert_core.data.windows import Window
 from bert_core.errors import ConfigError
 from bert_core.objectives.base import Batch
+
+
+def tensors(batch: Mapping[str, np.ndarray]) -> Batch:
+    """Return a batch as tensors, which share its memory."""
+    return {name: torch.from_numpy(array) for name, array in batch.items()}
 
 
 def pad(
     rows: Sequence[np.ndarray],
     pad_id: int,
     segment_b_start: Integer[np.ndarray, "rows"] | None = None,
-    width: int | None = None,
 ) -> Batch:
-    """Return the input tensors of B rows, padded to S: `width`, or the longest row, rounded up to a
-    multiple of 8.
-
-    `attention_mask` is omitted if no row is padded; ids from `segment_b_start` on are segment 1.
-    """
-    lengths = np.array([len(row) for row in rows])
-    width = width or _width(lengths)
-    input_ids = np.full((len(rows), width), pad_id, dtype=np.int64)
-    for index, row in enumerate(rows):
-        input_ids[index, : len(row)] = row
-    positions = np.arange(width)
-    attends = positions < lengths[:, None]
-    token_type_ids = np.zeros_like(input_ids)
-    if segment_b_start is not None:
-        token_type_ids[(positions >= segment_b_start[:, None]) & attends] = 1
-    batch = {
-        "input_ids": torch.from_numpy(input_ids),
-        "token_type_ids": torch.from_numpy(token_type_ids),
-    }
-    if not attends.all():
-        batch["attention_mask"] = torch.from_numpy(attends.astype(np.int64))
-    return batch
+    """Return `collation.pad` as tensors."""
+    return tensors(collation.pad(rows, pad_id, segment_b_start))
 
 
 def pack(
     rows: Sequence[np.ndarray], segment_b_start: Integer[np.ndarray, "rows"] | None = None
 ) -> Batch:
-    """Return the input tensors of B rows packed end to end: T tokens, no padding.
-
-    Segments are assigned as in `pad`.
-    """
-    lengths = np.array([len(row) for row in rows])
-    offsets = offsets_of(lengths)
-    token_type_ids = np.zeros(offsets[-1], dtype=np.int64)
-    if segment_b_start is not None:
-        positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-        token_type_ids[positions >= np.repeat(segment_b_start, lengths)] = 1
-    return {
-        "input_ids": torch.from_numpy(np.concatenate(rows).astype(np.int64)),
-        "token_type_ids": torch.from_numpy(token_type_ids),
-        "offsets": torch.from_numpy(offsets),
-    }
+    """Return `collation.pack` as tensors."""
+    return tensors(collation.pack(rows, segment_b_start))
 
 
-def longest_row(positions: int) -> int:
-    """Return the length of the longest row that a model with `positions` positions can read:
-    padding the row to a multiple of 8 never exceeds the last position."""
-    return positions // PAD_MULTIPLE * PAD_MULTIPLE
-
-
-def _width(lengths: Integer[np.ndarray, "rows"]) -> int:
-    return -(-int(lengths.max()) // PAD_MULTIPLE) * PAD_MULTIPLE
-
-
-def _laid_out(
-    rows: Sequence[np.ndarray], pad_id: int, segment_b_start: np.ndarray, packed_from: float
-) -> Batch:
-    lengths = np.array([len(row) for row in rows])
-    if _is_packed(lengths, packed_from):
-        return pack(rows, segment_b_start)
-    return pad(rows, pad_id, segment_b_start)
-
-
-def _is_packed(lengths: Integer[np.ndarray, "rows"], packed_from: float) -> bool:
-    padding = 1 - lengths.sum() / (len(lengths) * _width(lengths))
-    return bool(padding >= packed_from)
-
-
-def laid_out_tokens(windows: Sequence[Window], packed_from: float = 1.0) -> int:
-    """Return the number of tokens in the batch that `collate` makes of the windows, padding
-    included."""
-    lengths = np.array([len(ids) for window in windows for ids in window.ids])
-    if _is_packed(lengths, packed_from):
-        return int(lengths.sum())
-    return len(lengths) * _width(lengths)
-
-
-def _starts(batch: Batch, rows: int) -> Integer[np.ndarray, "rows"]:
-    """Return the index at which each row begins among the flattened tokens."""
-    if "offsets" in batch:
-        return batch["offsets"].numpy()[:-1]
-    return np.arange(rows) * batch["input_ids"].shape[1]
-
-
-def buckets(lengths: Integer[np.ndarray, "rows"], most_tokens: int) -> list[np.ndarray]:
-    """Group rows of similar length: return their indices, shortest first, in groups of at most
-    `most_tokens` tokens with padding.
-
-    A row longer than that is a group by itself.
-    """
-    order = np.argsort(lengths, kind="stable")
-    widths = -(-lengths[order] // PAD_MULTIPLE) * PAD_MULTIPLE
-    groups, start = [], 0
-    for end, width in enumerate(widths):
-        if end > start and (end + 1 - start) * width > most_tokens:
-            groups.append(order[start:end])
-            start = end
-    return [*groups, order[start:]] if len(order) else []
+def collate(windows: Sequence[Window], pad_id: int, packed_from: float = 1.0) -> Batch:
+    """Return `collation.collate` as tensors."""
+    return tensors(collation.collate(windows, pad_id, packed_from))
 
 
 def row_lengths(batch: Batch) -> Integer[np.ndarray, "rows"]:
@@ -306,51 +227,22 @@ class ShardSource:
             input_ids = np.split(masked.input_ids, offsets[1:-1])
             row_of = np.searchsorted(offsets, masked.positions, side="right") - 1
             places, labels = masked.positions - offsets[row_of], masked.labels
-        batch = _laid_out(input_ids, self.pad_id, segments, self.packed_from)
-        positions = places + _starts(batch, len(rows))[row_of]
-        return batch | {
-            "mlm_positions": torch.from_numpy(positions),
-            "mlm_labels": torch.from_numpy(labels.astype(np.int64)),
-            "mlm_draws": torch.from_numpy(Draws(row_keys(keys, GUESS))(ORDER, row_of, places)),
-            "mlm_span_lengths": torch.from_numpy(span_lengths(positions)),
-            **{name: torch.tensor([row.labels[name] for row in rows]) for name in rows[0].labels},
+        batch = pad_or_pack(input_ids, self.pad_id, segments, self.packed_from)
+        positions = places + row_starts(batch, len(rows))[row_of]
+        labelled = {
+            "mlm_positions": positions,
+            "mlm_labels": labels.astype(np.int64),
+            "mlm_draws": Draws(row_keys(keys, GUESS))(ORDER, row_of, places),
+            "mlm_span_lengths": span_lengths(positions),
         }
+        of_rows = {
+            name: torch.tensor([row.labels[name] for row in rows]) for name in rows[0].labels
+        }
+        return tensors(batch | labelled) | of_rows
 
     def _rows(self, samples: Samples) -> Iterator[tuple[ShardRows, int]]:
         for shard, row in zip(samples.shards, samples.rows, strict=True):
             yield self.open_shard(int(shard)), int(row)
-
-
-def collate(
-    windows: Sequence[Window], pad_id: int, packed_from: float = 1.0, width: int | None = None
-) -> Batch:
-    """Return one batch of the windows' sequences, in order, with the positions to score and the
-    labels.
-
-    Args:
-        packed_from: share of padding from which sequences are packed; 1 always pads.
-        width: what to pad to; sequences are not packed then. None takes the width that `pad`
-            chooses.
-    """
-    ids = [each for window in windows for each in window.ids]
-    segments = np.array([each for window in windows for each in window.segment_b_start])
-    if width is None:
-        batch = _laid_out(ids, pad_id, segments, packed_from)
-    else:
-        batch = pad(ids, pad_id, segments, width)
-    ends = np.cumsum([len(window.ids) for window in windows])
-    starts = np.split(_starts(batch, len(ids)), ends[:-1])
-    for name in windows[0].positions:
-        places = [
-            window.positions[name] + start for window, start in zip(windows, starts, strict=True)
-        ]
-        batch[name] = torch.from_numpy(np.concatenate(places))
-    if len(ids) > len(windows):
-        batch["choices"] = torch.tensor([len(window.ids) for window in windows])
-    for name in windows[0].labels:
-        labels = np.concatenate([window.labels[name] for window in windows])
-        batch[name] = torch.from_numpy(labels)
-    return batch
 
 
 @dataclass(frozen=True)

@@ -354,8 +354,8 @@ def _against_teacher(
     """Return the teacher's metrics on the held-out rows, read as `raybert evaluate` reads them, and
     the share of its main metric that the student keeps. Empty without held-out rows, or if the
     student does not learn from the teacher's scores."""
-    from bert_core.batches import longest_row
-    from bert_core.scores import scores_of
+    from bert_core.collation import longest_row
+    from bert_core.torch_scores import scores_of
 
     if HELD_OUT not in sets or not pair.losses.soft:
         return {}

@@ -240,13 +240,18 @@ def _backends(
 
     loaded: dict[Execution, Backend] = {}
     threads = config.threads_per_worker
+    positions, graph_scores = (
+        predictor.bundle.encoder_config.max_length,
+        predictor.task.graph_scores,
+    )
+    assert graph_scores is not None  # or else there would be no graph
     for name, engine in ENGINES.items():
         for run_precision in engine.runs[precision] if is_installed(name) else ():
             run = Execution(name, run_precision)
             if run_precision == "bf16" and config.quantize != "bf16":  # only if requested
                 continue
             try:
-                loaded[run] = engine(path, predictor.model, threads, run_precision)
+                loaded[run] = engine(path, graph_scores, positions, threads, run_precision)
             except ResourceError as error:
                 if run == _deciding(config.quantize):
                     raise
@@ -418,8 +423,9 @@ def _save(
     lineage: dict[str, Any],
 ) -> None:
     """Write the bundle with the graph."""
-    from bert_core.bundle.format import About, Graph, save_bundle
+    from bert_core.bundle.format import About
     from bert_core.bundle.layout import GRAPHS
+    from bert_core.bundle.writing import Graph, save_bundle
 
     def move(path: Path) -> None:
         for file in graph_path.parent.iterdir():  # the graph, and its external weights if any

@@ -371,7 +371,7 @@ FAULTS = (
         "nan",
         "A version with NaN among its weights is served.",
         "serve/model/model.py",
-        "        _check_weights(folder, self.predictor)\n",
+        "            check_weights(folder, self.predictor.model)\n",
         "",
         "tests/serve/test_faults_of_versions.py"
         "::test_a_version_with_nan_in_weights_that_no_example_uses_is_not_served",

@@ -24,16 +24,18 @@ from benchmarks.checkpoints import (
     checkpoint,
 )
 from bert_core.batches import pack, pad
-from bert_core.bundle.foreign import read_weights
-from bert_core.bundle.format import About, Bundle, load_bundle, save_bundle
+from bert_core.bundle.format import About, Bundle, load_bundle
+from bert_core.bundle.tensors import read_weights
 from bert_core.bundle.weights import build_model
+from bert_core.bundle.writing import save_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import FormatError
 from bert_core.inference.export import TOLERANCE, largest_difference
 from bert_core.inference.predictor import Predictor
 from bert_core.model.config import EncoderConfig
 from bert_core.model.families import LAYOUTS
-from bert_core.model.hf import encoder_config_to_huggingface, to_huggingface
+from bert_core.model.hf import encoder_config_to_huggingface
+from bert_core.model.hf_weights import to_huggingface
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.sentence_pairs import NextSentencePrediction

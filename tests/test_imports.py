@@ -181,6 +181,12 @@ def test_the_front_and_the_commands_of_serving_load_without_torch() -> None:
     assert_loads_without({"torch", "mlflow"}, ["serve.cluster.deployments", "serve.app"])
 
 
+def test_what_serves_and_predicts_loads_without_torch() -> None:
+    """Only weights need it: a replica of a graph does without."""
+    modules = ["bert_core.predictor", "serve.cluster.model_table", "pipelines.predict"]
+    assert_loads_without({"torch", "mlflow", "pandas"}, modules)
+
+
 def assert_loads_without(heavy: set[str], modules: list[str]) -> None:
     program = (
         "import importlib, sys\n"

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from bert_core.bundle.format import About, save_bundle
+from bert_core.bundle.format import About
+from bert_core.bundle.writing import save_bundle
 from bert_core.data.subwords import CONTINUATION, SPACE
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.model.config import EncoderConfig

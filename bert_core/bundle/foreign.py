@@ -1,14 +1,10 @@
 """Folders written by transformers and sentence-transformers: which files belong to a bundle, and
 its task."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
 from bert_core.bundle.layout import (
     CONFIG,
@@ -16,12 +12,9 @@ from bert_core.bundle.layout import (
     TRAINED_ROWS,
     WEIGHTS,
     named_labels,
-    path_of,
     read_json,
 )
-from bert_core.bundle.memory import check_header
 from bert_core.containment import check_name, has_file
-from bert_core.errors import FormatError
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.feature_extraction import POOLING, FeatureExtraction
@@ -40,7 +33,6 @@ from bert_core.tasks.modules import (
 )
 from bert_core.tasks.sparse_embedding import SPLADE_POOLING
 from bert_core.typed import as_type
-from bert_core.wording import first_line
 
 # Other formats of weights: in parts, or as saved by torch.
 WEIGHTS_INDEX, OLD_WEIGHTS = "model.safetensors.index.json", "pytorch_model.bin"
@@ -89,54 +81,8 @@ def weight_files(folder: Path) -> list[str]:
     return weights_among(names, lambda name: read_json(folder / name)) or [WEIGHTS]
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read a folder's tensors, under their names in the files; floating-point tensors become fp32.
-
-    Raises: FormatError if a torch file holds anything but tensors by name.
-    """
-    state: dict[str, Tensor] = {}
-    for name in weight_files(folder):
-        path_of(folder, name)
-        if name.endswith(".bin"):
-            try:
-                loaded = torch.load(folder / name, map_location="cpu", weights_only=True)
-            except Exception as error:  # NOTE: from pickle, torch or zipfile
-                raise FormatError(
-                    f"{name} is not a file of tensors only ({first_line(str(error))})"
-                ) from error
-            state |= _tensors_by_name(name, loaded)
-        elif not name.endswith(".json"):
-            state |= read_tensors(folder / name)
-    return {name: _single(tensor) for name, tensor in state.items()}
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file.
-
-    Raises: see `check_header`; SafetensorError if the file is damaged.
-    """
-    check_header(path)
-    return load_file(path)
-
-
-def _tensors_by_name(file: str, loaded: Any) -> dict[str, Tensor]:
-    if not isinstance(loaded, dict):
-        raise FormatError(f"{file}: wanted tensors by name, got {type(loaded).__name__}")
-    for name, value in loaded.items():
-        if not isinstance(value, Tensor):
-            raise FormatError(
-                f"{file}: wanted tensors by name, {name!r} is {type(value).__name__}: save the "
-                "model's state_dict() alone"
-            )
-    return loaded
-
-
-def _single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
 def task_of_transformers(
-    folder: Path, objectives: frozenset[str], entries: dict[str, Any], state: dict[str, Tensor]
+    folder: Path, objectives: frozenset[str], entries: dict[str, Any], state: Mapping[str, Sized]
 ) -> Task | None:
     """Return the task of a folder written by transformers, or by sentence-transformers for a
     CrossEncoder; None if no task matches.

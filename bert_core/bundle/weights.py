@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from bert_core.bundle.format import Bundle, load_bundle, submodels_of
+from bert_core.bundle.format import Bundle, load_bundle
 from bert_core.bundle.layout import WEIGHTS
+from bert_core.bundle.writing import submodels_of
 from bert_core.errors import FormatError
 from bert_core.model.sharing import load_plain_state, plain_state
 from bert_core.objectives.base import Objective, ObjectiveModel

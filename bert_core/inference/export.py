@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bert_core.batches import collate
+from bert_core.collation import collate
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError
 from bert_core.inference.engines.base import TOKENS_PER_THREAD, check_installed, groups_of_width
 from bert_core.inference.quantization import Feed, quantized, ranges_of, save_graph
 from bert_core.objectives.base import ObjectiveModel
-from bert_core.scores import TorchBackend
+from bert_core.torch_scores import TorchBackend
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -41,10 +41,18 @@ class Graph(nn.Module):
     """The computation to export: from padded rows to the scores of every token, or of every row."""
 
     def __init__(self, model: ObjectiveModel) -> None:
+        """Build the computation. Raises: FormatError if the model's objective has no graph."""
         super().__init__()
         self.model = model
-        backend = TorchBackend(model)
-        self.objective, self.outputs = backend.objective, backend.objective.graph_outputs
+        self.objective = TorchBackend(model).objective
+        graph_scores = self.objective.graph_scores
+        if graph_scores is None:
+            raise FormatError(
+                f"wanted a head that has an ONNX graph, got {self.objective.name}, whose "
+                "computation depends on the length of each row: use the bundle as it is, or "
+                "fine-tune a model for the task without that option"
+            )
+        self.outputs = graph_scores.outputs
         segments = model.encoder.config.embeddings.type_vocab_size > 1
         self.inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if segments else [])]
 
@@ -86,12 +94,6 @@ def export_graph(
     """
     check_installed(EXPORTING, "an export to ONNX")
     graph = Graph(model).eval()
-    if not graph.outputs:
-        raise FormatError(
-            f"wanted a head that has an ONNX graph, got {graph.objective.name}, whose computation "
-            "depends on the length of each row: use the bundle as it is, or fine-tune a model for "
-            "the task without that option"
-        )
     with _quiet():
         proto = _traced(graph)
         if calibration is not None:
@@ -104,8 +106,8 @@ def _feeds(graph: Graph, windows: Sequence[Window], pad_id: int) -> Iterator[Fee
     """Yield the graph's inputs for windows, batch by batch."""
     for group in groups_of_width(windows, TOKENS_PER_THREAD):
         batch = collate([windows[place] for place in group], pad_id)
-        batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
-        yield {name: batch[name].numpy() for name in graph.inputs}
+        batch.setdefault("attention_mask", np.ones_like(batch["input_ids"]))
+        yield {name: batch[name] for name in graph.inputs}
 
 
 @contextmanager

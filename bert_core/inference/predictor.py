@@ -1,36 +1,36 @@
 """Answers inputs with a model: used by evaluation, batch prediction, the registry and the
-server."""
+server. A process that answers with graphs only never imports torch."""
 
 import copy
+import os
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
 
 import numpy as np
-import torch
 
-from bert_core.batches import longest_row
 from bert_core.bundle.format import Bundle, load_bundle
 from bert_core.bundle.layout import CONFIG, RECORD, WEIGHTS, Execution
-from bert_core.bundle.weights import build_model
+from bert_core.collation import longest_row
 from bert_core.data.windows import Window
-from bert_core.determinism import fix_products
 from bert_core.errors import ConfigError, FormatError, InputError, ResourceError
 from bert_core.files import is_uri
 from bert_core.inference.engines.catalog import ENGINES
 from bert_core.inference.executions import AUTO, possible_executions, seconds_per_token
 from bert_core.manifest import folder_with
-from bert_core.model.attention import packing
-from bert_core.model.layers import without_values
-from bert_core.objectives.base import ObjectiveModel
-from bert_core.scores import Backend, Precision, TorchBackend
+from bert_core.scores import Backend
 from bert_core.tasks.base import Parameters, Task, check_length
 from bert_core.tasks.catalog import TASKS, also
 from bert_core.tasks.fill_mask import FillMask
 from bert_core.tasks.shapes import Row, as_row
+
+if TYPE_CHECKING:
+    from bert_core.objectives.base import ObjectiveModel
+    from bert_core.torch_scores import Precision
 
 
 class Predictor:
@@ -73,7 +73,7 @@ class Predictor:
                 what None takes.
             device: torch's name; None takes the GPU if there is one, except for a graph.
             threads: CPU threads, of the whole process for torch, which has one pool, or of the
-                graph; None leaves them unchanged.
+                graph; None leaves torch's unchanged, and gives a graph as many.
         Raises: FormatError if the bundle is damaged or was not trained for the task; ConfigError if
             the options are invalid, or a graph is to run on a GPU; ResourceError if a package that
             it needs is not installed.
@@ -85,8 +85,6 @@ class Predictor:
             ) or folder
         bundle = folder if isinstance(folder, Bundle) else load_bundle(folder)
         where = bundle.digest[:12] if isinstance(folder, Bundle) else folder
-        if threads is not None:
-            torch.set_num_threads(threads)
         self.task = _task_of(bundle, task, options or {}, where)
         config = self.task.encoder_config(bundle.encoder_config)
         if bundle.graph is not None and config != bundle.encoder_config:
@@ -96,7 +94,7 @@ class Predictor:
             )
         bundle = replace(bundle, encoder_config=config)
         own_folder = None if isinstance(folder, Bundle) else Path(folder)
-        build = partial(_backend, bundle, self.task, own_folder, device)
+        build = partial(_backend, bundle, self.task, own_folder, device, threads)
         executions = possible_executions(bundle, where, backend or AUTO, precision)
         longest = longest_row(bundle.encoder_config.max_length)
         self.max_length = min(longest, self.task.max_length or longest)
@@ -104,9 +102,17 @@ class Predictor:
             self.backend = self._fastest(bundle, executions, build)
         else:
             self.backend = build(prefer if prefer in executions else executions[0])
-        self.model = self.backend.model
         # The model holds a copy of the weights: keeping the bundle's would double the memory.
         self.bundle = replace(bundle, state={})
+
+    @cached_property
+    def model(self) -> "ObjectiveModel":
+        """Return the model that computes; for a graph, the model that it was made of, with weights
+        that have shapes but no values, for which torch is imported."""
+        from bert_core.inference.weights import model_without_values
+
+        model: ObjectiveModel | None = getattr(self.backend, "model", None)
+        return model_without_values(self.bundle, self.task) if model is None else model
 
     @property
     def execution(self) -> Execution:
@@ -201,27 +207,41 @@ class Predictor:
 
 
 def _backend(
-    bundle: Bundle, task: Task, folder: Path | None, device: str | None, execution: Execution
+    bundle: Bundle,
+    task: Task,
+    folder: Path | None,
+    device: str | None,
+    threads: int | None,
+    execution: Execution,
 ) -> Backend:
-    config = bundle.encoder_config
     if bundle.graph is None or folder is None:
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if on_cpu := place.type == "cpu":
-            fix_products()
-        model = build_model(bundle, [task.build_objective(config)], require_heads=True)
+        from bert_core.inference.weights import torch_backend
+
         precision = cast("Precision", execution.precision)
-        packed_from = 0.0 if on_cpu else packing(config, place, precision)
-        return TorchBackend(model.to(place).eval(), packed_from, precision=precision)
+        return torch_backend(bundle, task, device, threads, precision)
+    path = folder / bundle.graph
     if device not in (None, "cpu"):
         raise ConfigError(
-            f"device: wanted cpu for {folder / bundle.graph}, where {execution.engine} runs it, "
+            f"device: wanted cpu for {path}, where {execution.engine} runs it, "
             f"got {device}: leave it unset, or give the bundle with {WEIGHTS} that it was exported "
             "from"
         )
-    with without_values():
-        model = ObjectiveModel(config, [task.build_objective(config)])
-    engine = ENGINES[execution.engine]
-    return engine(folder / bundle.graph, model.eval(), torch.get_num_threads(), execution.precision)
+    if task.graph_scores is None:
+        raise FormatError(
+            f"{path}: wanted a graph for a task that has one, got {task.name} with options that "
+            "allow none: copy the bundle again, or give the bundle that it was exported from"
+        )
+    engine, positions = ENGINES[execution.engine], bundle.encoder_config.max_length
+    threads = _usual_threads() if threads is None else threads
+    return engine(path, task.graph_scores, positions, threads, execution.precision)
+
+
+def _usual_threads() -> int:
+    """Return torch's number of threads if this process has imported it, or else the number of CPUs
+    that the process may use."""
+    if "torch" in sys.modules:
+        return int(sys.modules["torch"].get_num_threads())
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _task_of(

@@ -21,6 +21,7 @@ from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.layout import gather_tokens
 from bert_core.model.size import training_flops
+from bert_core.objectives.graph_scores import GraphScores
 
 Batch = dict[str, Tensor]
 """Tensors of B rows, int64, in one of two layouts (`model.layout`).
@@ -73,9 +74,9 @@ class Objective(nn.Module, ABC):
     """Whether it trains the encoder, or leaves it frozen."""
     in_transformers: bool = True
     """Whether a transformers class of the encoder's family has its head."""
-    graph_outputs: ClassVar[tuple[str, ...]] = ("logits",)
-    """Outputs of its ONNX graph, by optimum's names: the result of `every`, split along its last
-    dimension if there are several names. Empty if there is no such graph."""
+    graph_scores: ClassVar[GraphScores | None] = None
+    """How its scores are taken from its ONNX graph, which computes `every`; None if it has no
+    graph."""
     not_in_transformers: ClassVar[tuple[str, ...]] = ()
     """Its submodules that the transformers class lacks."""
     weight: ClassVar[float] = 1.0
@@ -113,12 +114,8 @@ class Objective(nn.Module, ABC):
         self, encoded: Encoded, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "..."]:
         """Return `logits` for every token in `encoded.hidden`, or every row, instead of those that
-        the batch selects; this is what a graph computes."""
+        the batch selects; this is what a graph computes (`graph_scores`)."""
         return self.logits(encoded, {}, word_embeddings)
-
-    def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "..."]:
-        """Select `logits` from the result of `every`, with tokens in the batch's layout."""
-        return every if self.position_key is None else gather_tokens(every, self.places(batch))
 
     def places(self, batch: Batch) -> Int[Tensor, "items"] | None:
         """Return the places of the tokens that the objective reads besides the pooled vector; None

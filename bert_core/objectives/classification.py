@@ -13,6 +13,7 @@ from bert_core.model.encoder import Encoded
 from bert_core.model.heads import LinearHead
 from bert_core.objectives.base import Batch, LossPart, Objective
 from bert_core.objectives.class_loss import ClassLoss
+from bert_core.objectives.graph_scores import CLASSIFICATION
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 """transformers' names of the kinds of training for this head."""
@@ -45,6 +46,7 @@ class Classification(Objective):
     needs_pooler = True
     label_key = "labels"
     loss = ClassLoss()
+    graph_scores = CLASSIFICATION
 
     def __init__(
         self,

@@ -11,7 +11,6 @@ from bert_core.errors import ConfigError
 from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.layers import EncoderLayer, initialise
-from bert_core.model.layout import gather_tokens
 from bert_core.model.size import training_flops
 from bert_core.objectives.base import Batch
 from bert_core.objectives.mlm import MaskedLanguageModeling
@@ -81,9 +80,6 @@ class EnhancedMaskedLanguageModeling(MaskedLanguageModeling):
     ) -> Float[Tensor, "tokens vocab"]:
         decoded = self._step(self._step(self._first_queries(encoded), encoded), encoded)
         return self.head(decoded.flatten(0, -2), word_embeddings)
-
-    def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "..."]:
-        return gather_tokens(every, batch["mlm_positions"])
 
     def _first_queries(self, encoded: Encoded) -> Float[Tensor, "*tokens hidden"]:
         return encoded.layers[-2] + self.positions(encoded.rows.positions())

@@ -6,6 +6,7 @@ from torch import Tensor
 from bert_core.model.encoder import Encoded
 from bert_core.objectives.base import Batch
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
+from bert_core.objectives.graph_scores import LIKELIHOOD
 from bert_core.objectives.mlm import MaskedLanguageModeling
 
 
@@ -17,6 +18,8 @@ class MaskedWordLikelihood(MaskedLanguageModeling):
     labels, windows have labels even if rows have none.
     """
 
+    graph_scores = LIKELIHOOD
+
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items"]:
@@ -27,9 +30,6 @@ class MaskedWordLikelihood(MaskedLanguageModeling):
         self, encoded: Encoded, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "tokens vocab"]:
         return super().logits(encoded, {}, word_embeddings)
-
-    def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "items"]:
-        return _log_shares(super().picked(every, batch), batch[self.label_key])
 
 
 class EnhancedMaskedWordLikelihood(MaskedWordLikelihood, EnhancedMaskedLanguageModeling):

@@ -9,6 +9,7 @@ from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import MaskedLanguageModelHead
 from bert_core.objectives.base import Batch, LossPart, Objective
+from bert_core.objectives.graph_scores import MASKED_WORDS, GraphScores
 from bert_core.objectives.linear_cross_entropy import linear_cross_entropy
 
 
@@ -21,6 +22,7 @@ class MaskedLanguageModeling(Objective):
     reads_words = True
     label_key = "mlm_labels"
     position_key: ClassVar[str | None] = "mlm_positions"
+    graph_scores: ClassVar[GraphScores | None] = MASKED_WORDS
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

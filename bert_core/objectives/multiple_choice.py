@@ -8,6 +8,7 @@ from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import LinearHead
 from bert_core.objectives.base import Batch, Objective
+from bert_core.objectives.graph_scores import MULTIPLE_CHOICE
 
 
 class MultipleChoice(Objective):
@@ -19,6 +20,7 @@ class MultipleChoice(Objective):
     name = "multiple_choice"
     needs_pooler = True
     label_key = "labels"
+    graph_scores = MULTIPLE_CHOICE
 
     def __init__(self, config: EncoderConfig, dropout: float | None = None) -> None:
         super().__init__()
@@ -28,16 +30,11 @@ class MultipleChoice(Objective):
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "questions choices"]:
         """Return the scores of every question's choices, padded with -inf."""
-        return self.picked(self.every(encoded, word_embeddings), batch)
+        scores = self.every(encoded, word_embeddings)[:, 0].split(batch["choices"].tolist())
+        return pad_sequence(scores, batch_first=True, padding_value=float("-inf"))
 
     def every(
         self, encoded: Encoded, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "batch 1"]:
         assert encoded.pooled is not None
         return self.head(encoded.pooled)
-
-    def picked(
-        self, every: Float[Tensor, "batch 1"], batch: Batch
-    ) -> Float[Tensor, "questions choices"]:
-        scores = every[:, 0].split(batch["choices"].tolist())
-        return pad_sequence(scores, batch_first=True, padding_value=float("-inf"))

@@ -1,5 +1,7 @@
 """Pretraining on two segments: whether the second follows the first, and their order."""
 
+from typing import ClassVar
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -7,6 +9,7 @@ from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import LinearHead
 from bert_core.objectives.base import Batch, Objective
+from bert_core.objectives.graph_scores import NEXT_SENTENCE, GraphScores
 
 
 class NextSentencePrediction(Objective):
@@ -16,6 +19,7 @@ class NextSentencePrediction(Objective):
     name = "nsp"
     needs_pooler = True
     label_key = "next_sentence_label"
+    graph_scores: ClassVar[GraphScores | None] = NEXT_SENTENCE
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -33,6 +37,7 @@ class SentenceOrderPrediction(NextSentencePrediction):
     3.1)."""
 
     name = "sop"
+    graph_scores = None
     label_key = "sentence_order_label"
 
     def __init__(self, config: EncoderConfig) -> None:

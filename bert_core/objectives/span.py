@@ -15,6 +15,7 @@ from bert_core.objectives.base import (
     cross_entropy,
     soft_cross_entropy,
 )
+from bert_core.objectives.graph_scores import SPAN
 
 
 class Span(Objective):
@@ -26,7 +27,7 @@ class Span(Objective):
     name = "span"
     needs_pooler = False
     label_key = "start_positions"
-    graph_outputs = ("start_logits", "end_logits")
+    graph_scores = SPAN
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

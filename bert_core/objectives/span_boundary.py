@@ -19,6 +19,7 @@ class SpanBoundary(MaskedLanguageModeling):
     """
 
     name = "span_boundary"
+    graph_scores = None
     in_transformers = False
     head: SpanBoundaryHead
 

@@ -8,6 +8,7 @@ from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.objectives import EntryPooling, EntryWeight
 from bert_core.objectives.base import Batch
+from bert_core.objectives.graph_scores import SPARSE_VECTORS
 from bert_core.objectives.mlm import MaskedLanguageModeling
 
 SCORES_AT_ONCE = 1 << 25
@@ -25,7 +26,7 @@ class Splade(MaskedLanguageModeling):
     """
 
     position_key = None
-    graph_outputs = ("sparse_embedding",)
+    graph_scores = SPARSE_VECTORS
 
     def __init__(
         self, config: EncoderConfig, pooling: EntryPooling = "max", activation: EntryWeight = "relu"

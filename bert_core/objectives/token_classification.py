@@ -13,6 +13,7 @@ from bert_core.model.layout import gather_tokens
 from bert_core.objectives import IGNORE
 from bert_core.objectives.base import Batch, LossPart, Objective, soft_cross_entropy
 from bert_core.objectives.class_loss import ClassLoss
+from bert_core.objectives.graph_scores import TOKEN_CLASSIFICATION
 
 LAYERS = 4
 """Last layers that the feature-based head reads, or all if there are fewer: the best choice in the
@@ -52,6 +53,7 @@ class TokenClassification(TokenLabels):
     """Predicts token labels with a linear head, trained with the encoder."""
 
     name = "token_classification"
+    graph_scores = TOKEN_CLASSIFICATION
 
     def __init__(
         self, config: EncoderConfig, num_labels: int, dropout: float | None = None
@@ -73,7 +75,7 @@ class FeatureBasedTokenClassification(TokenLabels):
     reads_layers = True
     trains_encoder = False
     in_transformers = False
-    graph_outputs = ()  # the LSTM depends on the length of each row
+    graph_scores = None  # the LSTM depends on the length of each row
 
     def __init__(self, config: EncoderConfig, num_labels: int) -> None:
         super().__init__()

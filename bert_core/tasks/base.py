@@ -16,6 +16,7 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, CorpusError, InputError, TooLongError
 from bert_core.model.config import EncoderConfig
+from bert_core.objectives.graph_scores import GraphScores
 from bert_core.tasks.digests import Digests, row_digests
 from bert_core.tasks.evaluation import Evaluated
 from bert_core.tasks.shapes import Row, as_row, has_empty_text
@@ -128,6 +129,8 @@ class Task(Evaluated, ABC):
     """Hugging Face's name for the pipeline, if it has one."""
     objective: ClassVar[str]
     """Name of the objective that trains it and scores its windows."""
+    graph_scores: GraphScores | None
+    """How its scores are taken from a graph; None if its objective has no graph."""
     inputs: type
     """Dataclass of an input, with the field names of Hugging Face's inference schema."""
     target: ClassVar[type]

@@ -26,6 +26,7 @@ from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
 from bert_core.model.config import EncoderConfig, Pooling
 from bert_core.objectives import VectorLoss
+from bert_core.objectives.graph_scores import VECTORS
 from bert_core.tasks.base import Kind, Options, Parameters, Task, numbered
 from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.modules import (
@@ -174,6 +175,7 @@ class FeatureExtraction(Task, SentenceTransformer):
 
     name = "feature-extraction"
     objective = "embedding"
+    graph_scores = VECTORS
     inputs = TextInput
     target = Likeness
     kinds = (

@@ -15,6 +15,7 @@ from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, kept_of, w
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.language_model import masked_word_metrics
 from bert_core.model.config import EncoderConfig
+from bert_core.objectives.graph_scores import MASKED_WORDS
 from bert_core.tasks.base import CuttingParameters, Kind, Options, Task
 from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.shapes import Row
@@ -73,6 +74,7 @@ class FillMask(Task):
 
     name = "fill-mask"
     objective = "mlm"
+    graph_scores = MASKED_WORDS
     inputs = MaskedText
     target = MaskedWords
     kinds = (

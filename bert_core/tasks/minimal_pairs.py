@@ -12,6 +12,7 @@ from jaxtyping import Float
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Pieces, Window, pieces_of, with_special_tokens
 from bert_core.model.config import EncoderConfig
+from bert_core.objectives.graph_scores import LIKELIHOOD
 from bert_core.tasks.base import CuttingParameters, Kind, Task, check_length
 from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.fill_mask import FillMask, FillMaskOptions
@@ -62,6 +63,7 @@ class MinimalPairs(Task):
 
     name = "minimal-pairs"
     objective = "mlm"
+    graph_scores = LIKELIHOOD
     inputs = MinimalPair
     target = Phenomenon
     kinds = (

@@ -14,6 +14,7 @@ from bert_core.data.windows import Window, first_ids_of, ids_of, with_special_to
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.classification import single_label_metrics, wrong_labels
 from bert_core.model.config import EncoderConfig
+from bert_core.objectives.graph_scores import MULTIPLE_CHOICE
 from bert_core.tasks.base import CuttingParameters, Kind, Task, check_length, numbered
 from bert_core.tasks.evaluation import Columns
 from bert_core.tasks.shapes import Row
@@ -54,6 +55,7 @@ class MultipleChoice(Task):
 
     name = "multiple-choice"
     objective = "multiple_choice"
+    graph_scores = MULTIPLE_CHOICE
     inputs = ChoiceInput
     target = RightChoice
     kinds = (

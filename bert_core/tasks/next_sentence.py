@@ -18,6 +18,7 @@ from bert_core.metrics.classification import (
     wrong_labels,
 )
 from bert_core.model.config import EncoderConfig
+from bert_core.objectives.graph_scores import NEXT_SENTENCE
 from bert_core.tasks.base import CuttingParameters, Kind, Options, Task, numbered
 from bert_core.tasks.evaluation import Columns
 from bert_core.tasks.shapes import Label, Row
@@ -53,6 +54,7 @@ class NextSentence(Task):
 
     name = "next-sentence-prediction"
     objective = "nsp"
+    graph_scores = NEXT_SENTENCE
     inputs = SentencePair
     target = IsNext
     kinds = (

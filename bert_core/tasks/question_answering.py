@@ -28,6 +28,7 @@ from bert_core.data.words import parts_of
 from bert_core.errors import InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
 from bert_core.model.config import EncoderConfig
+from bert_core.objectives.graph_scores import SPAN
 from bert_core.tasks.base import Kind, Options, Parameters, Remarks, Task, numbered
 from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.shapes import Row
@@ -132,6 +133,7 @@ class QuestionAnswering(Task):
 
     name = "question-answering"
     objective = "span"
+    graph_scores = SPAN
     inputs = QuestionInput
     target = Answers
     kinds = (

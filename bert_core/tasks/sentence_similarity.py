@@ -13,6 +13,7 @@ from bert_core.data.windows import Cut, Window
 from bert_core.errors import InputError
 from bert_core.metrics.regression import correlations
 from bert_core.model.config import EncoderConfig
+from bert_core.objectives.graph_scores import VECTORS
 from bert_core.tasks.base import Kind, Task, numbered
 from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.feature_extraction import (
@@ -57,6 +58,7 @@ class SentenceSimilarity(Task, SentenceTransformer):
 
     name = "sentence-similarity"
     objective = "embedding"
+    graph_scores = VECTORS
     inputs = SimilarityInput
     target = Similarities
     kinds = (

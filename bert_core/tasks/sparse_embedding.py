@@ -17,6 +17,7 @@ from bert_core.errors import ConfigError, InputError
 from bert_core.metrics.retrieval import retrieval_columns, retrieval_metrics, sparse_ranks_of
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives import EntryPooling, EntryWeight
+from bert_core.objectives.graph_scores import SPARSE_VECTORS
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.feature_extraction import (
@@ -96,6 +97,7 @@ class SparseEmbedding(Task, SentenceTransformer):
 
     name = "sparse-embedding"
     objective = "mlm"
+    graph_scores = SPARSE_VECTORS
     inputs = TextInput
     target = OtherPassages
     kinds = (

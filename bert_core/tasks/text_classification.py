@@ -22,6 +22,7 @@ from bert_core.metrics.classification import (
     wrong_labels,
 )
 from bert_core.model.config import EncoderConfig
+from bert_core.objectives.graph_scores import CLASSIFICATION
 from bert_core.tasks.base import Kind, Remarks, numbered
 from bert_core.tasks.evaluation import Columns
 from bert_core.tasks.modules import activation_of
@@ -100,6 +101,7 @@ class TextClassification(TextTask):
     labels_of_rows = True
     classes_in = "labels"
     objective = "classification"
+    graph_scores = CLASSIFICATION
     target = OneLabel
     kinds = (
         Kind(

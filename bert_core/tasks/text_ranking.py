@@ -17,6 +17,7 @@ from bert_core.data.windows import Window
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.retrieval import ranking_columns, ranking_metrics
 from bert_core.model.config import EncoderConfig
+from bert_core.objectives.graph_scores import CLASSIFICATION
 from bert_core.tasks.base import Kind, Options, Task, numbered
 from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.modules import (
@@ -77,6 +78,7 @@ class TextRanking(Task, SentenceTransformer):
 
     name = "text-ranking"
     objective = "classification"
+    graph_scores = CLASSIFICATION
     inputs = PairInput
     target = Relevance
     kinds = (

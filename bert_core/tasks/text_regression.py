@@ -18,6 +18,7 @@ from bert_core.data.windows import Window
 from bert_core.errors import CorpusError
 from bert_core.metrics.regression import correlations
 from bert_core.model.config import EncoderConfig
+from bert_core.objectives.graph_scores import CLASSIFICATION
 from bert_core.tasks.base import Kind, Remarks, Task
 from bert_core.tasks.evaluation import Columns
 from bert_core.tasks.modules import SAYS, activation_of
@@ -47,6 +48,7 @@ class TextRegression(TextTask):
 
     name = "text-regression"
     objective = "classification"
+    graph_scores = CLASSIFICATION
     target = Score
     kinds = (
         Kind(

@@ -56,6 +56,7 @@ from bert_core.metrics.entities import (
 )
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives import IGNORE
+from bert_core.objectives.graph_scores import TOKEN_CLASSIFICATION, GraphScores
 from bert_core.tasks.base import Kind, Options, Parameters, Remarks, Task, numbered
 from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.shapes import Label, Row
@@ -224,6 +225,7 @@ class TokenClassification(Task):
     labels_of_rows = True
     classes_in = "token_labels"
     objective = "token_classification"
+    graph_scores: GraphScores | None = TOKEN_CLASSIFICATION
     inputs = TokenInput
     target = Tags
     kinds = (
@@ -267,6 +269,8 @@ class TokenClassification(Task):
         self.primary_metric = "f1" if options.entities else "accuracy"
         if not options.entities:
             self.parameters = TagParameters
+        if options.feature_based:
+            self.graph_scores = None
         self._ids = {label: index for index, label in enumerate(self.labels)}
         self._is_nameless = bool(options.entities) and "" in types_of(self.labels)
         kinds = sorted(map(name_of, types_of(self.labels))) if options.entities else self.labels

@@ -30,6 +30,7 @@ from bert_core.metrics.classification import (
     wrong_labels,
 )
 from bert_core.model.config import EncoderConfig
+from bert_core.objectives.graph_scores import CLASSIFICATION
 from bert_core.tasks.base import CuttingParameters, Kind, Options, Task, check_length, numbered
 from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.shapes import Label, Row
@@ -110,6 +111,7 @@ class ZeroShotClassification(Task):
 
     name = "zero-shot-classification"
     objective = "classification"
+    graph_scores = CLASSIFICATION
     inputs = ZeroShotInput
     target = CandidateLabel
     kinds = (

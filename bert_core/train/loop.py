@@ -24,7 +24,7 @@ from bert_core.data.order import part_of_rank
 from bert_core.data.windows import Window
 from bert_core.errors import RaybertError
 from bert_core.objectives.base import Batch, ObjectiveModel
-from bert_core.scores import scores_of
+from bert_core.torch_scores import scores_of
 from bert_core.train.config import LoopConfig
 from bert_core.train.parallel import (
     from_rank_0,

@@ -327,7 +327,8 @@ def write_bundle(
         lineage: what it was made from; the stage's config and digest are added.
         checkpoint: None takes the newest.
     """
-    from bert_core.bundle.format import About, save_bundle
+    from bert_core.bundle.format import About
+    from bert_core.bundle.writing import save_bundle
     from bert_core.train.checkpoint import latest_checkpoint, load_weights
 
     checkpoint = checkpoint or latest_checkpoint(files.join(config.output, CHECKPOINTS))

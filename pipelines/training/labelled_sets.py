@@ -316,7 +316,7 @@ def remarks_of(
 def _check_length(max_length: int, bundle: "Bundle", name: str) -> None:
     """Raise ConfigError if rows may be longer than the positions of the bundle, which the message
     calls `name`."""
-    from bert_core.batches import longest_row
+    from bert_core.collation import longest_row
 
     longest = longest_row(bundle.encoder_config.max_length)
     if max_length > longest:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def check_rows(folder: str, shards: ShardSet, encoder: EncoderConfig, name: str) -> None:
     """Raise ConfigError if rows are too long for the encoder, or a split is empty."""
-    from bert_core.batches import longest_row
+    from bert_core.collation import longest_row
 
     longest = longest_row(encoder.max_length)
     if shards.max_length > longest:

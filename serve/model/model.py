@@ -13,13 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import torch
-
 from bert_core.bundle.layout import Execution
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError, InputError
 from bert_core.inference.predictor import Predictor
-from bert_core.scores import TorchBackend
 from bert_core.tasks.base import Parameters
 from serve.model.answer_cache import AnswerCache
 from serve.model.answers import MOST_CUT, NOTHING, Answered, Computed
@@ -27,7 +24,6 @@ from serve.model.batching import Batcher
 from serve.model.card import Card
 from serve.model.changes import VECTORS_NOTE, gives_vectors
 from serve.model.lineage import ancestors
-from serve.model.shared_encoders import share
 from serve.model.sizes import FEW_BYTES, padded_length, real_length
 from serve.model.work import Lookup, Pass, Work
 from serve.observe.records import NO_RECORDER, Recorder, trace_of
@@ -51,8 +47,15 @@ LONGEST_PASS_S = 120.0
 FAILURES = 3
 """Requests in a row that must fail before the model itself is considered at fault."""
 
-ALLOCATORS = ("DefaultCPUAllocator", "Failed to allocate memory", "bad_alloc", "bad allocation")
-"""Parts of the RuntimeErrors that torch and the engines raise if no memory is left."""
+OUT_OF_MEMORY = (
+    "DefaultCPUAllocator",
+    "out of memory",
+    "Failed to allocate memory",
+    "bad_alloc",
+    "bad allocation",
+)
+"""Parts of the RuntimeErrors that torch, on a CPU and on a GPU, and the engines raise if no memory
+is left."""
 
 RANGES_OF_BATCH = (
     "The 8 bits of this model take their range from each batch, so that an answer depends a little "
@@ -121,9 +124,12 @@ class Model:
                 f"{folder}: wanted the bundle {digest[:12]}, with which {name} was deployed, got "
                 f"{self.digest[:12]}: deploy it again, so that all replicas have the same weights"
             )
-        _check_weights(folder, self.predictor)
-        has_weights = isinstance(self.predictor.backend, TorchBackend)
-        self.encoder_digest = share(self.predictor.model.encoder) if has_weights else None
+        self.encoder_digest = None
+        if self.predictor.bundle.graph is None:
+            from serve.model.shared_encoders import check_weights, share  # they import torch
+
+            check_weights(folder, self.predictor.model)
+            self.encoder_digest = share(self.predictor.model.encoder)
         self.predictor.predict(self.predictor.task.examples)
         self.name, self.version = name, version
         self._recorder = recorder
@@ -496,20 +502,7 @@ class Model:
         return [dict(zip(models, its, strict=True)) for its in zip(*passes, strict=True)]
 
 
-def _check_weights(folder: Path, predictor: Predictor) -> None:
-    """Check that no weight is NaN, including weights that the examples do not use.
-    Raises: FormatError.
-    """
-    for name, parameter in predictor.model.named_parameters():
-        # The weights of an exported graph are in the graph, not here.
-        if parameter.device.type != "meta" and bool(torch.isnan(parameter).any()):
-            raise FormatError(
-                f"{folder}: wanted numbers as weights, there is NaN in {name}: train the model "
-                "again, with a lower learning rate"
-            )
-
-
 def _lacks_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(name in str(error) for name in ALLOCATORS)
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in OUT_OF_MEMORY)

@@ -1,15 +1,30 @@
-"""Keeps the weights of equal encoders in a process in memory only once."""
+"""Checks the weights of models that torch computes, and keeps those of equal encoders in memory
+only once."""
 
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
+from bert_core.errors import FormatError
 from bert_core.model.encoder import Encoder
 from bert_core.model.sharing import encoder_digest
 
 _PARTS: WeakValueDictionary[tuple[str, torch.device, str], nn.Module] = WeakValueDictionary()
 """The modules of encoders, for as long as an encoder uses them."""
+
+
+def check_weights(folder: Path, model: nn.Module) -> None:
+    """Check that no weight is NaN, including weights that the examples do not use.
+    Raises: FormatError.
+    """
+    for name, parameter in model.named_parameters():
+        if bool(torch.isnan(parameter).any()):
+            raise FormatError(
+                f"{folder}: wanted numbers as weights, there is NaN in {name}: train the model "
+                "again, with a lower learning rate"
+            )
 
 
 def share(encoder: Encoder) -> str:

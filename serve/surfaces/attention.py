@@ -47,18 +47,17 @@ class Attended:
 
 async def attend(call: Call) -> Response:
     """The attention of every head of a layer."""
-    from bert_core.inference.inspection import attention
-    from bert_core.scores import TorchBackend
-
     request = await call.read(Attend)
     call.form()
     predictor = call.model.predictor
-    if not isinstance(predictor.backend, TorchBackend):
+    if predictor.bundle.graph is not None:
         raise RequestError(
             f"{call.model.name}: wanted a model that runs on torch, this one runs on "
             f"{predictor.backend.engine}, which does not return attention weights: serve it with "
             "--backend torch, or see `raybert inspect`"
         )
+    from bert_core.inference.inspection import attention  # it imports torch
+
     tokenizer, layers = predictor.bundle.tokenizer, predictor.model.encoder.config.num_hidden_layers
     layer = layers if request.layer is None else request.layer
     if layer > layers:

@@ -16,14 +16,13 @@ from bert_core.batches import (
     RankBatches,
     ShardSource,
     WindowSource,
-    buckets,
     collate,
-    laid_out_tokens,
     pack,
     pad,
     prefetched,
     row_lengths,
 )
+from bert_core.collation import buckets, laid_out_tokens
 from bert_core.data.masking import STRATEGIES, Masker, MaskingConfig, Strategy
 from bert_core.data.order import GlobalOrder, Samples
 from bert_core.data.ragged import offsets_of

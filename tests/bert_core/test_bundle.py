@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bert_core.bundle.format import About, Bundle, bundle_digest, load_bundle, save_bundle
+from bert_core.bundle.format import About, Bundle, bundle_digest, load_bundle
 from bert_core.bundle.layout import FORMAT_VERSION
 from bert_core.bundle.weights import build_model
+from bert_core.bundle.writing import save_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, FormatError
 from bert_core.inference.predictor import Predictor

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bert_core.bundle.format import About, load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle
 from bert_core.bundle.layout import names_in
 from bert_core.bundle.weights import build_model
+from bert_core.bundle.writing import save_bundle
 from bert_core.errors import FormatError
 from bert_core.inference.predictor import Predictor
 from bert_core.model.config import EncoderConfig, FeedForwardConfig

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from bert_core.bundle.format import About, load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle
 from bert_core.bundle.weights import build_model
+from bert_core.bundle.writing import save_bundle
 from bert_core.data.windows import ids_of, with_special_tokens
 from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.inference.predictor import Predictor

@@ -8,13 +8,13 @@ import pytest
 from bert_core.data.windows import Window
 from bert_core.model.config import Pooling
 from bert_core.model.variants import VARIANTS
-from bert_core.scores import TorchBackend
 from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.fill_mask import FillMask
 from bert_core.tasks.shapes import as_row
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.token_classification import TokenClassification, TokenClassificationOptions
+from bert_core.torch_scores import TorchBackend
 from tests import tiny
 from tests.exactness import TOLERANCE
 

@@ -21,11 +21,8 @@ from bert_core.data.ragged import offsets_of
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.data.windows import Window
-from bert_core.model.hf import (
-    encoder_config_from_huggingface,
-    encoder_config_to_huggingface,
-    to_huggingface,
-)
+from bert_core.model.hf import encoder_config_from_huggingface, encoder_config_to_huggingface
+from bert_core.model.hf_weights import to_huggingface
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.classification import Classification, ProblemType
 from bert_core.objectives.mlm import MaskedLanguageModeling

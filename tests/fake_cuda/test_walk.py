@@ -26,12 +26,12 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
 from bert_core.objectives.distillation import MATCHED, Distillation
 from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.scores import TorchBackend
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.fill_mask import FillMask
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.token_classification import TokenClassification
+from bert_core.torch_scores import TorchBackend
 from bert_core.train.checkpoint import (
     CheckpointWriter,
     latest_checkpoint,

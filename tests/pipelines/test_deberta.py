@@ -84,7 +84,7 @@ def test_held_out_losses_fall_and_transformers_loads_the_result(
     predictor = Predictor(generator, task="fill-mask")
     [words] = predictor.predict(["The album was [MASK] in May."])
     assert len(words) == 5
-    enhanced = isinstance(predictor.backend.objective, EnhancedMaskedLanguageModeling)
+    enhanced = isinstance(predictor.model.objectives["mlm"], EnhancedMaskedLanguageModeling)
     assert enhanced == (name == "deberta_wikitext2")
 
 

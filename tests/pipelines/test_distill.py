@@ -151,8 +151,9 @@ def test_workers_train_the_same_student(on_rows: Distilling, tmp_path: Path) -> 
 
 def undropped(teacher: str, folder: Path) -> str:
     """A bundle that drops nothing, and so has students that drop nothing."""
-    from bert_core.bundle.format import About, load_bundle, save_bundle
+    from bert_core.bundle.format import About, load_bundle
     from bert_core.bundle.weights import build_model
+    from bert_core.bundle.writing import save_bundle
 
     bundle = load_bundle(teacher)
     encoder = bundle.encoder_config.adapted(hidden_dropout_prob=0.0, attention_dropout=0.0)
@@ -288,8 +289,9 @@ def test_a_student_reads_pairs_in_training_as_it_will_when_it_answers(tmp_path: 
 def test_a_bundle_that_has_a_graph_for_weights_is_refused(
     refused: Distilling, name: str, tmp_path: Path
 ) -> None:
-    from bert_core.bundle.format import About, Graph, load_bundle, save_bundle
+    from bert_core.bundle.format import About, load_bundle
     from bert_core.bundle.weights import build_model
+    from bert_core.bundle.writing import Graph, save_bundle
 
     bundle = load_bundle(refused().teacher)
     assert bundle.task is not None
@@ -307,8 +309,9 @@ def test_a_bundle_that_has_a_graph_for_weights_is_refused(
 def test_a_student_does_not_take_over_the_sizes_of_its_teachers_vectors(
     on_rows: Distilling, tmp_path: Path
 ) -> None:
-    from bert_core.bundle.format import About, load_bundle, save_bundle
+    from bert_core.bundle.format import About, load_bundle
     from bert_core.bundle.weights import build_model
+    from bert_core.bundle.writing import save_bundle
 
     config = on_rows()
     bundle = load_bundle(config.teacher)

@@ -182,8 +182,9 @@ def test_two_workers_select_and_score_as_one_process_does(
     selecting: FinetuneConfig, tmp_path: Path
 ) -> None:
     """Without dropout, which is drawn by rank."""
-    from bert_core.bundle.format import About, load_bundle, save_bundle
+    from bert_core.bundle.format import About, load_bundle
     from bert_core.bundle.weights import build_model
+    from bert_core.bundle.writing import save_bundle
 
     teacher = load_bundle(selecting.model)
     encoder = teacher.encoder_config.adapted(hidden_dropout_prob=0.0, attention_dropout=0.0)
@@ -213,8 +214,9 @@ def test_a_metric_that_cannot_select_is_named_before_training(selecting: Finetun
 def test_a_head_is_taken_over_with_its_labels_or_not_at_all(finetuned: Any, tmp_path: Path) -> None:
     import torch
 
-    from bert_core.bundle.format import About, load_bundle, save_bundle
+    from bert_core.bundle.format import About, load_bundle
     from bert_core.bundle.weights import build_model
+    from bert_core.bundle.writing import save_bundle
     from bert_core.model.sharing import plain_state
 
     config = finetuned.finetune(tmp_path / "out")

@@ -232,8 +232,9 @@ def exported(bundle: Path) -> Path:
     """The same with an ONNX graph."""
     from jaxtyping import config as checks
 
-    from bert_core.bundle.format import About, Graph, save_bundle
+    from bert_core.bundle.format import About
     from bert_core.bundle.layout import GRAPHS
+    from bert_core.bundle.writing import Graph, save_bundle
     from bert_core.inference.export import export_graph
     from bert_core.inference.predictor import Predictor
 

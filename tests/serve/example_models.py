@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from bert_core.batches import collate
-from bert_core.bundle.format import About, save_bundle
+from bert_core.bundle.format import About
+from bert_core.bundle.writing import save_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.base import Task

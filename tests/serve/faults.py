@@ -255,7 +255,8 @@ def _make_fail_late(sound: "Predictor", folder: Path) -> Path:
 
 
 def saved(predictor: "Predictor", folder: Path) -> Path:
-    from bert_core.bundle.format import About, save_bundle
+    from bert_core.bundle.format import About
+    from bert_core.bundle.writing import save_bundle
 
     model, tokenizer = predictor.model, predictor.bundle.tokenizer
     save_bundle(folder, model, tokenizer, About(task=predictor.task))

@@ -45,7 +45,8 @@ HUB_TAG = "raybert.hub"
 CARD = "README.md"
 DESCRIPTION_CHARACTERS = 5000
 MODEL_CODE = Path(__file__).with_name("pyfunc.py")
-# Requirements for answering, besides raybert itself, which is not on a package index.
+# Requirements for answering, besides those of the backend, and raybert itself, which is not on a
+# package index.
 REQUIREMENTS = (
     "jaxtyping",
     "mlflow",
@@ -55,7 +56,6 @@ REQUIREMENTS = (
     "safetensors",
     "scikit-learn",
     "tokenizers",
-    "torch",
 )
 _OUTPUT_TYPES = {
     pa.string(): "string",

@@ -1,7 +1,7 @@
 """Base class of the engines that run ONNX graphs; `export` writes the graphs.
 
-A graph scores every token or row of padded rows. The requested scores are picked from these by the
-same code as with torch (`Objective.picked`).
+A graph scores every token or row of padded rows; `GraphScores` says how the requested scores are
+picked from these. A process that only runs graphs never imports torch.
 """
 
 from abc import abstractmethod
@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from bert_core.batches import buckets, collate
+from bert_core.collation import Arrays, buckets, collate, longest_row
 from bert_core.data.windows import PAD_MULTIPLE, Window
 from bert_core.errors import FormatError, ResourceError
-from bert_core.objectives.base import Batch, ObjectiveModel
+from bert_core.objectives.graph_scores import GraphScores
 from bert_core.scores import Backend
 
 TOKENS_PER_THREAD = 512
@@ -40,12 +38,18 @@ class GraphBackend(Backend):
     """Precision that a graph was exported with → those that it can be run at."""
 
     def __init__(
-        self, path: Path, model: ObjectiveModel, threads: int, precision: str = "fp32"
+        self,
+        path: Path,
+        graph_scores: GraphScores,
+        positions: int,
+        threads: int,
+        precision: str = "fp32",
     ) -> None:
         """Load the graph.
 
         Args:
-            model: the model that the graph computes, on `meta`.
+            graph_scores: the scores that its outputs are for.
+            positions: the number of the encoder's positions.
             threads: threads that compute.
             precision: one of those in `runs` for the precision of the graph.
         Raises: ResourceError if the engine is not installed, or the CPU cannot compute at the
@@ -53,18 +57,19 @@ class GraphBackend(Backend):
             head.
         """
         check_installed(self.requirements, f"{path}: a graph for {self.engine}")
-        super().__init__(model, 1.0, TOKENS_PER_THREAD * threads)
-        self.precision, self.threads = precision, threads
+        super().__init__(
+            graph_scores.objective, graph_scores.position_key, 1.0, TOKENS_PER_THREAD * threads
+        )
+        self.graph_scores, self.precision, self.threads = graph_scores, precision, threads
         self._inputs, outputs = self._open(path)
-        self._longest = model.encoder.config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
-        self._outputs = list(self.objective.graph_outputs)
-        if not self._outputs or not outputs.keys() >= set(self._outputs):
+        self._longest = longest_row(positions)
+        if not outputs.keys() >= set(graph_scores.outputs):
             raise FormatError(
                 f"{path}: wanted a graph for {self.name} with the outputs "
-                f"{', '.join(self._outputs)}, got {', '.join(outputs)}: export the model for this "
-                "task"
+                f"{', '.join(graph_scores.outputs)}, got {', '.join(outputs)}: export the model "
+                "for this task"
             )
-        scores = outputs[self._outputs[0]] or 1
+        scores = outputs[graph_scores.outputs[0]] or 1
         self.budget_tokens = max(PAD_MULTIPLE, min(self.budget_tokens, MOST_SCORES // scores))
 
     @abstractmethod
@@ -80,18 +85,16 @@ class GraphBackend(Backend):
             feed: a value for each of the graph's inputs.
         """
 
-    def logits(self, batch: Batch) -> Tensor:
-        feed = {name: tensor.numpy() for name, tensor in batch.items() if name in self._inputs}
+    def logits(self, batch: Arrays) -> np.ndarray:
+        feed = {name: array for name, array in batch.items() if name in self._inputs}
         if "attention_mask" not in feed:
             feed["attention_mask"] = np.ones_like(feed["input_ids"])
-        outputs = [torch.from_numpy(array) for array in self.run(feed, self._outputs)]
-        every = outputs[0] if len(outputs) == 1 else torch.stack(outputs, dim=-1)
-        return self.objective.picked(every, batch)
+        return self.graph_scores.of_batch(self.run(feed, self.graph_scores.outputs), batch)
 
     def computed_tokens(self, windows: Sequence[Window]) -> int:
         return sum(self._width([window]) * len(window.ids) for window in windows)
 
-    def _collated(self, windows: Sequence[Window], pad_id: int) -> Batch:
+    def _collated(self, windows: Sequence[Window], pad_id: int) -> Arrays:
         return collate(windows, pad_id, width=self._width(windows))
 
     def _width(self, windows: Sequence[Window]) -> int:

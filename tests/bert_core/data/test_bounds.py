@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bert_core.bundle.foreign import read_tensors
 from bert_core.bundle.layout import read_json
 from bert_core.bundle.memory import MOST_HEADER_BYTES
+from bert_core.bundle.tensors import read_tensors
 from bert_core.data.bounds import MOST_ADDED, MOST_STEPS, check_tokenizer
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import FormatError

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import bert_core
-from bert_core.bundle.format import About, Graph, bundle_digest, load_bundle, save_bundle
+from bert_core.bundle.format import About, bundle_digest, load_bundle
 from bert_core.bundle.layout import GRAPHS, Execution
 from bert_core.bundle.weights import build_model
+from bert_core.bundle.writing import Graph, save_bundle
 from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.inference import export, quantization
 from bert_core.inference.engines.catalog import ENGINES
@@ -25,6 +26,7 @@ from bert_core.inference.predictor import Predictor
 from bert_core.model.config import EncoderConfig, FeedForwardConfig
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
+from bert_core.objectives.graph_scores import CLASSIFICATION
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
@@ -161,7 +163,7 @@ def test_the_graph_of_an_enhanced_mask_decoder_fills_masks_as_torch_does(tmp_pat
     ).adapted(vocab_size=TOKENIZER.vocab_size, pad_token_id=0)
     saved(tmp_path, task, encoder=encoder)
     torchs, graphs = Predictor(tmp_path / "weights", device="cpu"), Predictor(tmp_path / "graph")
-    assert isinstance(graphs.backend.objective, EnhancedMaskedLanguageModeling)
+    assert isinstance(graphs.model.objectives["mlm"], EnhancedMaskedLanguageModeling)
     windows = torchs.encode(torchs.rows(["the [MASK] is [MASK].", "a [MASK]", "[MASK]"]))
     assert largest_difference(torchs.forward(windows), graphs.forward(windows)) < TOLERANCE
 
@@ -261,10 +263,14 @@ def test_threads_are_as_many_as_asked_for(classifier: Path) -> None:
     before = torch.get_num_threads()
     try:
         for threads in (1, 2):
-            backend = Predictor(classifier / "graph", threads=threads).backend
-            assert isinstance(backend, OnnxRuntime)
-            options = backend.session.get_session_options()
-            assert options.intra_op_num_threads == threads == torch.get_num_threads()
+            Predictor(classifier / "weights", device="cpu", threads=threads)
+            assert torch.get_num_threads() == threads
+            for asked in (1, 3, None):
+                backend = Predictor(classifier / "graph", threads=asked).backend
+                assert isinstance(backend, OnnxRuntime)
+                options = backend.session.get_session_options()
+                assert options.intra_op_num_threads == (asked or threads)
+            assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
 
@@ -315,9 +321,55 @@ def test_a_graph_that_was_changed_or_is_invalid_is_refused(
     finally:
         path.write_bytes(whole)
     (tmp_path / "model.onnx").write_bytes(b"no graph")
-    model = Predictor(classifier / "weights", device="cpu").model
     with pytest.raises(FormatError, match=r"wanted a graph that onnxruntime .* can run.*: export"):
-        OnnxRuntime(tmp_path / "model.onnx", model, 1)
+        OnnxRuntime(tmp_path / "model.onnx", CLASSIFICATION, 64, 1)
+
+
+ANSWERING = """
+import asyncio, json, sys
+from pathlib import Path
+from bert_core.inference.predictor import Predictor
+from serve.model.model import Model
+
+folder, backend = sys.argv[1:]
+texts = ["the sea", "a", "the tree is blue and so is the sea"]
+predictor = Predictor(folder, backend=backend)
+
+async def served() -> object:
+    model = Model(
+        "docs", Path(folder), device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0,
+        backend=backend,
+    )
+    try:
+        model.card()
+        return await model.predict(texts, None)
+    finally:
+        await model.close()
+
+print(json.dumps([predictor.predict(texts), asyncio.run(served())]))
+assert "torch" not in sys.modules
+assert predictor.model.encoder.config == predictor.bundle.encoder_config  # which imports it
+assert "torch" in sys.modules
+"""
+
+
+@pytest.mark.parametrize("backend", list(ENGINES))
+def test_a_process_that_answers_from_a_graph_never_imports_torch(
+    classifier: Path, backend: str
+) -> None:
+    """Which would take 120 MB of each replica."""
+    folder = str(classifier / "graph")
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWERING, folder, backend],
+        capture_output=True,
+        text=True,
+        cwd=Path(bert_core.__file__).parents[1],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    texts = ["the sea", "a", "the tree is blue and so is the sea"]
+    wanted = Predictor(folder, backend=backend).predict(texts)
+    assert json.loads(done.stdout) == [wanted, wanted]
 
 
 WITHOUT = """

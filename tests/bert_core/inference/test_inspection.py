@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from bert_core.bundle.format import About, save_bundle
+from bert_core.bundle.format import About
+from bert_core.bundle.writing import save_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.errors import InputError

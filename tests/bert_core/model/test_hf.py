@@ -14,10 +14,9 @@ from bert_core.model.hf import (
     architecture,
     encoder_config_from_huggingface,
     encoder_config_to_huggingface,
-    from_huggingface,
     objectives_of,
-    to_huggingface,
 )
+from bert_core.model.hf_weights import from_huggingface, to_huggingface
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Objective, ObjectiveModel
 from bert_core.objectives.classification import Classification

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bert_core.bundle.format import About, load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle
+from bert_core.bundle.writing import save_bundle
 from bert_core.errors import ConfigError
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoder

@@ -10,11 +10,11 @@ import torch
 
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.model.config import EncoderConfig
-from bert_core.scores import scores_of
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.modules import SentenceTransformer
 from bert_core.tasks.shapes import labelled
+from bert_core.torch_scores import scores_of
 from tests import tiny
 from tests.labelled_rows import KINDS, rows_of
 

@@ -13,20 +13,22 @@ import torch
 from bert_core.batches import collate
 from bert_core.bundle.format import load_bundle
 from bert_core.data.windows import Window
-from bert_core.errors import ConfigError
+from bert_core.collation import collate as arrays_of
+from bert_core.errors import ConfigError, FormatError
+from bert_core.inference.export import Graph, largest_difference
 from bert_core.inference.predictor import Predictor
 from bert_core.metrics.bootstrap import intervals
 from bert_core.model.hf import architecture
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.distillation import Distillation
 from bert_core.objectives.likelihood import MaskedWordLikelihood
-from bert_core.scores import scores_of
 from bert_core.tasks.base import Kind, Parameters, Task
 from bert_core.tasks.catalog import TASKS, also
 from bert_core.tasks.evaluation import Columns
 from bert_core.tasks.shapes import Row, as_row, labelled
 from bert_core.tasks.text_regression import TextRegression
 from bert_core.tasks.zero_shot_classification import INFERENCE_LABELS
+from bert_core.torch_scores import TorchBackend, scores_of
 from tests import tiny
 from tests.labelled_rows import EVERY_TRAINED_KIND
 
@@ -173,6 +175,30 @@ def test_a_labelled_window_has_a_label_an_item(trained: Task) -> None:
     for window in windows_of(task, is_labelled=True):
         items = 1 if key is None else len(window.positions[key])
         assert {len(labels) for labels in window.labels.values()} == {items}
+
+
+def test_the_scores_of_a_batch_are_picked_from_a_graph_without_torch(task: Task) -> None:
+    """As torch picks them before the head, from the same encoder; graphs themselves are tested in
+    `test_export`."""
+    model, windows = model_of(task), windows_of(task)
+    backend, graph_scores = TorchBackend(model), task.graph_scores
+    assert graph_scores is backend.objective.graph_scores
+    if graph_scores is None:
+        with pytest.raises(FormatError, match="wanted a head that has an ONNX graph"):
+            Graph(model)
+        return
+    assert (graph_scores.objective, graph_scores.position_key) == (
+        backend.objective.name, backend.objective.position_key,
+    )  # fmt: skip
+    batch = arrays_of(windows, TOKENIZER.pad_id)
+    batch.setdefault("attention_mask", np.ones_like(batch["input_ids"]))
+    graph = Graph(model).eval()
+    with torch.inference_mode():
+        outputs = graph(*(torch.from_numpy(batch[name]) for name in graph.inputs))
+    found = graph_scores.of_batch([output.numpy() for output in outputs], batch)
+    wanted = backend.logits(batch)
+    assert found.dtype == wanted.dtype == np.float32
+    assert largest_difference([wanted], [found]) < 1e-5
 
 
 def test_every_row_gets_an_answer_that_json_can_hold(task: Task) -> None:

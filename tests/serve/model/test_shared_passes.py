@@ -16,7 +16,8 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from bert_core.bundle.format import About, load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle
+from bert_core.bundle.writing import save_bundle
 from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.fill_mask import FillMask
@@ -445,7 +446,7 @@ def test_a_head_that_fails_fails_no_request_to_the_others(heads: dict[str, Path]
     with served({name: heads[name] for name in ("names", "tone")}) as (client, slots):
         tone = slots["tone"].model
         with torch.no_grad():
-            for weight in tone.predictor.backend.objective.parameters():
+            for weight in tone.predictor.model.objectives.parameters():
                 weight.fill_(float("nan"))
         count = len(TEXTS)
         assert asyncio.run(scenario(client.base_url)) == [503] * count + [200] * count

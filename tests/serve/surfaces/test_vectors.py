@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from bert_core.bundle.format import About, load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle
+from bert_core.bundle.writing import save_bundle
 from bert_core.inference.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from serve.surfaces.catalog import SURFACES
