@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from bert_core.bundle import format as bundles
-from bert_core.bundle.format import About, Graph, load_bundle, save_bundle
+from bert_core.bundle.format import About, load_bundle
 from bert_core.bundle.layout import GRAPHS
 from bert_core.bundle.memory import available_bytes, check_memory, needed_bytes
+from bert_core.bundle.writing import Graph, save_bundle
 from bert_core.errors import ResourceError
 from tests import tiny
 

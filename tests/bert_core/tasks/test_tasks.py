@@ -12,8 +12,8 @@ import torch
 
 from bert_core.batches import collate
 from bert_core.bundle.format import load_bundle
-from bert_core.data.windows import Window
 from bert_core.collation import collate as arrays_of
+from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, FormatError
 from bert_core.inference.export import Graph, largest_difference
 from bert_core.inference.predictor import Predictor
