@@ -80,12 +80,13 @@ def shown(value: Any) -> str:
 
 
 def as_json(value: Any) -> str:
-    """Return the beginning of a value as JSON."""
+    """Return the beginning of a value as JSON; half a surrogate pair, which no message can be
+    written with, is escaped."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except RecursionError:  # a value from a caller, nested almost as deeply as can be parsed
         return "nested too deeply to be shown"
-    return shortened(text)
+    return shortened(text.encode(errors="backslashreplace").decode())
 
 
 def without_credentials(text: str) -> str:

@@ -364,7 +364,15 @@ def _clinc(split: str) -> Reader:
             raise CorpusError(
                 f"{source}: wanted CLINC150's splits, found no {split!r}: give its data_full.json"
             )
-        pairs = [*splits[split], *splits.get(f"oos_{split}", [])]
+        pairs: list[Any] = []
+        for name in (split, f"oos_{split}"):
+            of_split = splits.get(name, [])
+            if not isinstance(of_split, list):
+                raise CorpusError(
+                    f"{source}: wanted a list of pairs as CLINC150's split {name!r}, got "
+                    f"{shown(of_split)}: give its data_full.json"
+                )
+            pairs += of_split
         return [
             {"text": pair[0], "intent": pair[1]}
             if isinstance(pair, list) and len(pair) == 2

@@ -493,13 +493,22 @@ def _kind(hint: Any) -> str:
     first = next(kind for kind in alternatives(hint) if kind is not type(None))
     if get_origin(first) is list:
         (item,) = get_args(first)
-        kind = _kind(item)
-        return "a list of " + {"text": "texts", "an object": "objects"}.get(kind, kind)
+        return f"a list of {_several(_kind(item))}"
     if get_origin(first) is Literal:
         return f"one of {', '.join(map(str, get_args(first)))}"
     if is_typeddict(first) or dict in (first, get_origin(first)):
         return "an object"
     return KINDS.get(first, "a value")
+
+
+def _several(kind: str) -> str:
+    """Return the plural of what `_kind` returns: `a number` → `numbers`."""
+    first, _, rest = kind.partition(" ")
+    if kind == "text":
+        return "texts"
+    if first not in ("a", "an"):
+        return kind
+    return f"lists{rest.removeprefix('list')}" if rest.startswith("list ") else f"{rest}s"
 
 
 def _listed(hints: Mapping[str, Any]) -> str:

@@ -43,7 +43,7 @@ from pipelines.runtime.progress import say
 from tracking.runs.curves import Curve
 from tracking.runs.goodput import duration
 from tracking.runs.metric_names import ACTIVITIES, CURVES
-from tracking.runs.story import figure, short_number, words
+from tracking.runs.story import figure, score, short_number, words
 from tracking.store.server import connect, tracking_uri, without_password
 
 PAGES = Path(__file__).parent
@@ -209,11 +209,15 @@ def _worth_of_pretraining(runs: Sequence[Run]) -> tuple[Run | None, str]:
                 gain, error = paired_difference(
                     other.counts["seeds"], scratch.counts["seeds"], main
                 )
-                spread = f", standard error {100 * error:.1f}" if np.isfinite(error) else ""
+                reached = score(main, scratch.counts[f"{main}_mean"])
+                # Points of a percentage, or the metric's own unit.
+                factor, digits, unit = (100, 1, " points") if reached.endswith("%") else (1, 3, "")
+                spread = (
+                    f", standard error {factor * error:.{digits}f}" if np.isfinite(error) else ""
+                )
                 return scratch, (
-                    f"The same from random weights has {words(main)} "
-                    f"{100 * scratch.counts[f'{main}_mean']:.1f} %: pretraining is worth "
-                    f"{100 * gain:.1f} points{spread}."
+                    f"The same from random weights has {reached}: pretraining is worth "
+                    f"{factor * gain:.{digits}f}{unit}{spread}."
                 )
     return None, ""
 

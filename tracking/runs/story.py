@@ -4,8 +4,13 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-NO_SHARES = ("loss", "mrr", "spearman", "pearson", "matthews", "ndcg", "mse")
+NO_SHARES = (
+    "loss", "perplexity", "mrr", "ndcg", "spearman", "pearson", "correlation", "matthews", "mse",
+    "brier", "difference",
+)  # fmt: skip
 """Parts of the names of metrics that are not shares, even with values from 0 to 1."""
+UNITS = ("_s", "_usd")
+"""Ends of the names of figures in a unit: no shares either."""
 F1_OF = "f1_of_"
 """Before the label, in the name of its F1."""
 _WORDS = {"mrr": "mean reciprocal rank", "f1": "F1", "mlm": "MLM", "nsp": "NSP"}
@@ -45,7 +50,8 @@ def figure(name: str, value: float | None) -> str:
     if isinstance(value, int):
         return str(value) if isinstance(value, bool) else f"{value:,}"
     what, _, _ = name.partition(F1_OF)  # a label may be called anything
-    is_share = 0 <= value <= 1 and not any(part in what for part in NO_SHARES)
+    has_unit = what.endswith(UNITS) or any(part in what for part in NO_SHARES)
+    is_share = 0 <= value <= 1 and not has_unit
     if is_share:
         return percent(value)
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:,.3g}"

@@ -318,6 +318,16 @@ def test_conllu_is_words_without_ranges_empty_nodes_and_comments(ending: str) ->
             "paragraphs → qas, got a list ([]): leave the format out if each is a row with quest",
         ),
         ('{"val": []}', "clinc_train", "wanted CLINC150's splits, found no 'train'"),
+        (
+            '{"train": 5}',
+            "clinc_train",
+            "wanted a list of pairs as CLINC150's split 'train', got a",
+        ),
+        (
+            '{"val": [], "oos_val": null}',
+            "clinc_val",
+            "a.clinc_val: wanted a list of pairs as CLINC150's split 'oos_val', got nothing: give",
+        ),
     ],
 )
 def test_a_file_that_is_not_what_it_is_said_to_be_is_named(

@@ -13,6 +13,7 @@ import pytest
 from bert_core.data.tables import table_rows
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.question_answering import QuestionAnswering
+from bert_core.tasks.sentence_similarity import Similarities
 from bert_core.tasks.shapes import as_row, labelled
 from bert_core.tasks.text_classification import OneLabel, SeveralLabels
 from bert_core.tasks.text_regression import Score
@@ -200,6 +201,12 @@ def test_a_cell_may_hold_a_hundred_thousand_words() -> None:
         ({"text": "x", "score": "high"}, Score, {}, "wanted a number in the column 'score', got"),
         ({"text": "x", "score": True}, Score, {}, "'score', got a boolean (true)"),
         ({"text": "x", "labels": "a"}, SeveralLabels, {}, "wanted a list of texts in the column"),
+        (
+            {"text": "x", "scores": 1},
+            Similarities,
+            {},
+            "wanted a list of numbers in the column 'sc",
+        ),
         ({"text": "x", "labels": [None]}, SeveralLabels, {}, "got a list ([null]); there are: te"),
         ({"text": "x", "score": float("nan")}, Score, {}, "wanted a number in the column 'score'"),
         ({"text": "x", "score": "inf"}, Score, {}, "wanted a number in the column 'score', got"),

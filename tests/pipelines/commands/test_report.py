@@ -80,18 +80,25 @@ def shards(folder: Path, digest: str = "d-shards") -> str:
     return place
 
 
-def tuned(folder: Path, model: str, scores: tuple[float, ...], *, from_scratch: bool) -> str:
+def tuned(
+    folder: Path,
+    model: str,
+    scores: tuple[float, ...],
+    *,
+    from_scratch: bool,
+    metric: str = "accuracy",
+) -> str:
     """A fine-tuning with as many seeds as scores, whose loss falls to one minus the score."""
     counts = SeedsCounts(
         remarks={},
         train_rows=64,
         held_out_rows=100,
         labels=2,
-        seeds=[{"seed": seed, "accuracy": score} for seed, score in enumerate(scores)],
-        primary_metric="accuracy",
-        means={"accuracy": float(np.mean(scores))},
-        deviations={"accuracy": float(np.std(scores))},
-        baseline={"accuracy": 0.5},
+        seeds=[{"seed": seed, metric: score} for seed, score in enumerate(scores)],
+        primary_metric=metric,
+        means={metric: float(np.mean(scores))},
+        deviations={metric: float(np.std(scores))},
+        baseline={metric: 0.5},
         steps=STEPS,
         tokens_per_s=1.0,
     )
@@ -177,6 +184,17 @@ def test_it_says_what_was_learnt_and_what_is_taken_for_what(
     assert "The most frequent error is spam predicted as ham (1 rows)." in page
     assert '<td style="--s: 0.500">1</td>' in page
     assert f"<pre>raybert finetune \\\n  --output {folders[1]}</pre>" in page
+
+
+def test_what_pretraining_is_worth_in_a_correlation_is_no_points(tmp_path: Path) -> None:
+    places = [
+        tuned(tmp_path / name, "", (0.8, 0.6), from_scratch=name == "scratch", metric="correlation")
+        for name in ("tuned", "scratch")
+    ]
+    assert summary(runs_of(places, None))[-1] == (
+        "The same from random weights has correlation 0.7: pretraining is worth 0.000, standard "
+        "error 0.000."
+    )
 
 
 def test_runs_beside_each_other_show_the_settings_that_differ_alone(

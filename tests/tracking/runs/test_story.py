@@ -34,7 +34,16 @@ def test_short_numbers_have_three_digits_at_most(number: float, told: str) -> No
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("accuracy", "42.3 %"), ("f1_of_loss", "42.3 %"), ("mse", "0.423"), ("spearman", "0.423")],
+    [
+        ("accuracy", "42.3 %"),
+        ("f1_of_loss", "42.3 %"),
+        ("recall_at_10", "42.3 %"),
+        *((name, "0.423") for name in ("mse", "spearman", "correlation", "selection_correlation")),
+        ("brier_score", "0.423"),
+        ("largest_difference", "0.423"),
+        ("cost_usd", "0.423"),
+        ("wall_s", "0.423"),
+    ],
 )
 def test_only_a_share_is_shown_in_percent(name: str, told: str) -> None:
     assert plain(figure(name, 0.423)) == told
