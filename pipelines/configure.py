@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin, get_type_hints
 
 from bert_core.checks import base_type
 from bert_core.errors import ConfigError, RaybertError
@@ -104,6 +104,7 @@ def parse(word: str, arguments: list[str]) -> Any:
         for word, value in pairwise([*_config_first(arguments), "--"])
     ]
     parsed = parser.parse_args(_with_brackets(arguments, parser))
+    _check_tables(parsed, kind, f"raybert {word}")
     try:
         built = parser.instantiate(parsed)
     except RaybertError:
@@ -111,6 +112,18 @@ def parse(word: str, arguments: list[str]) -> Any:
     except ValueError as error:  # an optional nested config rejected one of its fields
         raise ConfigError(explained(str(error), kind, f"raybert {word}", ())) from error
     return kind(**{field.name: _plain(built[field.name]) for field in fields(kind)})
+
+
+def _check_tables(parsed: Any, kind: Any, prog: str) -> None:
+    """Raise ConfigError for a value in place of a nested config's fields: jsonargparse takes any
+    from a file."""
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        value = parsed.get(field.name)
+        is_table = any(map(is_dataclass, alternatives(hints[field.name])))
+        if is_table and isinstance(value, bool | int | float | str | list):
+            message = f'Parser key "{field.name}": Got value: {value}'
+            raise ConfigError(explained(message, kind, prog, ()))
 
 
 def purpose_of(path: Path) -> str:

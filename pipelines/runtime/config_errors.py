@@ -8,6 +8,7 @@ import re
 import types
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
+from itertools import pairwise
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bert_core.wording import in_one_line, nearest
@@ -40,7 +41,8 @@ def explained(message: str, config: type, prog: str, known: Iterable[str]) -> st
             f"{_meant(unknown[1], config, known)}; `{prog} --help` lists them"
         )
     names = list(dict.fromkeys(re.findall(r'(?:Parser key "|argument --)([\w.]+)', message)))
-    name = ".".join(names)
+    # A field is named alone or in full, after the table that it is in.
+    name = ".".join(n for n, inner in pairwise([*names, ""]) if not inner.startswith(f"{n}."))
     required = re.search(r"arguments are required: ([\w., ]+)", message)
     if required is not None:
         missing = (f"{name}.{field}" if name else field for field in required[1].split(", "))

@@ -105,6 +105,25 @@ def test_a_value_in_place_of_a_table_of_fields_is_answered_with_the_right_form()
         parse("finetune", ["--output", "out", "--model", "bundle", "--train", "rows.csv"])
 
 
+@pytest.mark.parametrize("value", ["3", "true", "[]", '"x"'])
+def test_a_value_in_place_of_a_table_in_a_file_is_answered_with_the_right_form(
+    tmp_path: Path, value: str
+) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(f"masking = {value}\n")
+    message = (
+        r"^masking: wanted a table of its fields \(strategy, .*: give them as --masking\.strat"
+    )
+    with pytest.raises(ConfigError, match=message):
+        parse("prepare", [*PREPARE, "--config", str(path)])
+
+
+def test_a_wrong_value_in_a_table_on_the_command_line_is_answered_with_its_field() -> None:
+    arguments = ["--output", "out", "--shards", "shards", "--optimizer", "{name = [1]}"]
+    with pytest.raises(ConfigError, match=r"^optimizer\.name: wanted one of adamw, .*, got \[1\]$"):
+        parse("pretrain", arguments)
+
+
 def test_a_switch_needs_no_value() -> None:
     assert parse("prepare", [*PREPARE, "--force"]).force
     assert parse("prepare", ["--force", *PREPARE]).force
