@@ -1,6 +1,6 @@
 """Defines limits on requests, and checks them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ class Limits:
         check_fields(self, prefix="limits.")
 
 
-def check_count(inputs: Sequence[Any], limits: Limits) -> None:
+def check_count(inputs: Sized, limits: Limits) -> None:
     """Check the number of inputs. Raises: TooLargeError if there are more than a request may
     have."""
     if len(inputs) > limits.max_inputs:

@@ -24,7 +24,7 @@ from bert_core.tasks.base import Task
 from bert_core.wording import nearest, one_of, shortened
 from serve.request.body import whole_number
 from serve.request.errors import RequestError, UnknownModelError
-from serve.request.limits import check_size
+from serve.request.limits import check_count, check_size
 from serve.surfaces.base import (
     JSON,
     Body,
@@ -180,9 +180,10 @@ async def infer(call: Call) -> Response:
             f"sequence_id: wanted none, since {call.model.name} keeps nothing from one request to "
             "the next: leave sequence_id, sequence_start and sequence_end out"
         )
-    rows = _rows(
-        task, {tensor.name: text for tensor, text in zip(request.inputs, texts, strict=True)}
-    )
+    tensors = {tensor.name: text for tensor, text in zip(request.inputs, texts, strict=True)}
+    for tensor in tensors.values():
+        check_count(tensor, call.model.limits)
+    rows = _rows(task, tensors)
     values = chosen.model_extra or {}
     if values.get("encoding_format") == "base64":
         raise RequestError("encoding_format: wanted none, since tensors hold numbers: leave it out")

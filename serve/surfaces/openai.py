@@ -14,6 +14,7 @@ from fastapi import Response
 from serve.model.answers import Answered
 from serve.model.card import Card
 from serve.request.errors import RequestError
+from serve.request.limits import check_count
 from serve.surfaces.base import (
     Body,
     Call,
@@ -89,6 +90,7 @@ async def embeddings(call: Call) -> Response:
     """One vector per input, in order."""
     request = await call.read(Embeddings)
     texts = request.input if isinstance(request.input, list) else [request.input]
+    check_count(texts, call.model.limits)
     if any(not isinstance(text, str) for text in texts):
         raise RequestError(
             "input: wanted texts, got token ids, which belong to the vocabulary of another model: "

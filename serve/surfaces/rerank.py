@@ -122,6 +122,7 @@ class Embedded:
 async def rerank(call: Call) -> Response:
     """The documents by relevance, best first."""
     request = await call.read(Rerank)
+    check_count(request.documents, call.model.limits)
     _check_length(call, "max_tokens_per_doc", request.max_tokens_per_doc)
     documents = [
         {"text": item} if isinstance(item, str) else item.model_dump() for item in request.documents
@@ -153,6 +154,7 @@ async def rerank(call: Call) -> Response:
 async def ranked(call: Call, query: str, texts: list[str], values: Mapping[str, Any]) -> Answered:
     """Return the score of each text, in order."""
     parameters = call.parameters(RANKING, values)
+    check_count(texts, call.model.limits)
     rows = [{"text": query, "text_pair": text} for text in texts]
     return await call.answer(RANKING, rows, parameters)
 

@@ -192,8 +192,11 @@ def _texts(inputs: str | list[str]) -> list[str]:
     return [inputs] if isinstance(inputs, str) else inputs
 
 
-def _rows(inputs: str | list[str]) -> list[dict[str, str]]:
-    return [{"text": text} for text in _texts(inputs)]
+def _rows(call: Call, inputs: str | list[str]) -> list[dict[str, str]]:
+    """Return texts as inputs of a task. Raises: TooLargeError."""
+    texts = _texts(inputs)
+    check_count(texts, call.model.limits)
+    return [{"text": text} for text in texts]
 
 
 def _numbers(answered: Answered) -> Any:
@@ -210,7 +213,7 @@ async def embed(call: Call) -> Response:
     request = await call.read(Embed)
     values = request.values | {"normalize": request.normalize, "dimensions": request.dimensions}
     parameters = call.parameters(VECTORS, values)
-    return await vectors.embed(call, _rows(request.inputs), parameters, _numbers)
+    return await vectors.embed(call, _rows(call, request.inputs), parameters, _numbers)
 
 
 async def embed_all(call: Call) -> Response:
@@ -218,14 +221,14 @@ async def embed_all(call: Call) -> Response:
     request = await call.read(EmbedAll)
     values = request.values | {"per_token": True, "normalize": False}
     parameters = call.parameters(VECTORS, values)
-    return await vectors.embed(call, _rows(request.inputs), parameters, _numbers)
+    return await vectors.embed(call, _rows(call, request.inputs), parameters, _numbers)
 
 
 async def embed_sparse(call: Call) -> Response:
     """The weights of vocabulary entries, per text."""
     request = await call.read(EmbedSparse)
     parameters = call.parameters(SPARSE, request.values)
-    return await vectors.embed_sparse(call, _rows(request.inputs), parameters)
+    return await vectors.embed_sparse(call, _rows(call, request.inputs), parameters)
 
 
 async def rerank(call: Call) -> Response:
@@ -259,6 +262,7 @@ async def predict(call: Call) -> Response:
         isinstance(item, list) for item in request.inputs
     )
     items: list[Any] = list(request.inputs) if several else [request.inputs]
+    check_count(items, call.model.limits)
     rows = [_pair(item, place) for place, item in enumerate(items)]
     if not rows:
         raise RequestError("inputs: wanted at least one input, got an empty list")

@@ -73,6 +73,34 @@ def test_a_slash_at_the_end_changes_nothing(front: str, path: str) -> None:
     assert plain.status_code == 200
 
 
+MANY = 2_049
+"""One input more than a request may have."""
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "body"),
+    [
+        ("", "text-classification", {"inputs": [7] * MANY}),
+        ("/predict", "text-classification", {"inputs": [["a"] * 3] * MANY}),
+        ("/v1/embeddings", "feature-extraction", {"input": [[7]] * MANY}),
+        ("/v1/rerank", "text-ranking", {"query": "a", "documents": ["a"] * MANY, "max_tokens_per_doc": 1}),
+        ("/v2/models/{model}/infer", "feature-extraction", {"inputs": [
+            {"name": name, "shape": [MANY], "datatype": "BYTES", "data": ["a"] * MANY}
+            for name in ("text", "text_pair")
+        ]}),
+    ],
+)  # fmt: skip
+def test_too_many_inputs_are_refused_before_any_of_them_is_looked_at(
+    front: str, path: str, model: str, body: dict[str, Any]
+) -> None:
+    """Each of them, or what is asked besides, has another fault, which would be reported. A body
+    may have a million inputs: all other requests would wait."""
+    url = f"{front}/v1/models/{model}{path.format(model=model)}"
+    response = httpx.post(url, json=body, timeout=30)
+    assert response.status_code in (400, 413)
+    assert f"inputs: wanted at most 2048 per request, got {MANY}: send" in response.text
+
+
 # -- values of another kind ------------------------------------------------------------------------
 
 ODD: list[Any] = [None, True, 7, 7.5, "a", [], [7], ["a", 7], {}, {"a": 1}, [[1.5]], [{}], [[{}]]]
