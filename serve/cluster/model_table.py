@@ -27,7 +27,10 @@ class ModelTable:
         self.recorder, self._report = recorder, report
         self._plans: dict[str, Plan] = {}
         self._failed: dict[str, str] = {}
-        self._adding: set[asyncio.Task[None]] = set()
+        self._when_changed: Callable[[], None] = lambda: None
+        self._adding: dict[str, Plan] = {}
+        """Plans of models that are being loaded beside others."""
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def change(self, plans: Mapping[str, Any], when_changed: Callable[[], None]) -> None:
         """Serve these models from now on, and no others.
@@ -41,8 +44,12 @@ class ModelTable:
             when_changed: called when models have been added or removed.
         Raises: any error of a model, if nothing is served yet.
         """
+        self._when_changed = when_changed
         self._plans = {
             name: PLAN.validate_python({"name": name, **content}) for name, content in plans.items()
+        }
+        self._adding = {
+            name: plan for name, plan in self._adding.items() if self._plans.get(name) == plan
         }
         is_new = not self.models
         for name, plan in self._plans.items():
@@ -50,10 +57,11 @@ class ModelTable:
                 self.models[name].change(plan)
             elif is_new:
                 self.models[name] = await self._load(plan)
-            else:
-                adding = asyncio.get_running_loop().create_task(self._add(plan, when_changed))
-                self._adding.add(adding)
-                adding.add_done_callback(self._adding.discard)
+            elif name not in self._adding:
+                self._adding[name] = plan
+                task = asyncio.get_running_loop().create_task(self._add(plan))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
         gone = [self.models.pop(name) for name in [*self.models] if name not in self._plans]
         self._failed = {name: why for name, why in self._failed.items() if name in self._plans}
         when_changed()
@@ -78,25 +86,27 @@ class ModelTable:
     async def _load(self, plan: Plan) -> LoadedModel:
         return await asyncio.to_thread(LoadedModel, plan, self._report, self.recorder)
 
-    async def _add(self, plan: Plan, when_changed: Callable[[], None]) -> None:
-        """Load one more model, and retry for as long as it is wanted."""
-        wait_s = RETRY_S
-        while self._plans.get(plan.name) == plan and plan.name not in self.models:
+    async def _add(self, plan: Plan) -> None:
+        """Load one more model, and retry for as long as its plan is wanted."""
+        name, wait_s = plan.name, RETRY_S
+        while self._adding.get(name) is plan:
             try:
                 model = await self._load(plan)
             except Exception as error:
-                self._failed[plan.name] = f"{plan.source.named} is not served: {reason_of(error)}"
-                logger.error("%s: %s", plan.name, self._failed[plan.name])
-                when_changed()
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                if self._adding.get(name) is plan:
+                    self._failed[name] = f"{plan.source.named} is not served: {reason_of(error)}"
+                    logger.error("%s: %s", name, self._failed[name])
+                    self._when_changed()
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(2 * wait_s, LONGEST_WAIT_S)
                 continue
-            if self._plans.get(plan.name) == plan:
-                self._failed.pop(plan.name, None)
-                self.models[plan.name] = model
-                when_changed()
-            else:
+            if self._adding.get(name) is not plan:
                 model.close()
+                return
+            del self._adding[name]
+            self._failed.pop(name, None)
+            self.models[name] = model
+            self._when_changed()
 
 
 class AbsentModel(ServedModel):

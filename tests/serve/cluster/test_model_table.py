@@ -2,6 +2,8 @@
 
 import asyncio
 import shutil
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from serve.cluster import model_table
 from serve.cluster.model_table import ModelTable
 from serve.http.routes.listing import ModelEntry, list_models
 from serve.observe.records import Recorder
+from serve.versions.loaded_model import LoadedModel
 from serve.versions.plan import PLAN, Plan, Source
+from tests.serve import live
 from tracking.models.references import Folder
 
 TEXTS = ["Parse a string.", "A fox."]
@@ -62,6 +66,44 @@ def test_one_model_that_cannot_be_loaded_leaves_the_others_and_is_tried_again(
         await asyncio.sleep(0.1)
 
     asyncio.run(scenario())
+
+
+def test_a_model_that_is_being_added_is_loaded_once_however_often_its_plan_comes(
+    bundle: Path,
+) -> None:
+    """A change of any model hands over the plans of all."""
+    may_load = asyncio.Event()
+    loads: list[bool] = []
+    changes: list[int] = []
+
+    class Slow(ModelTable):
+        async def _load(self, plan: Plan) -> LoadedModel:
+            if plan.name != "a":
+                loads.append(plan.truncate)
+                await may_load.wait()
+            return await super()._load(plan)
+
+    async def scenario() -> None:
+        served = Slow(Recorder(), lambda pairing, tally: None)
+        plans = {name: plan_as_json(name, bundle) for name in ("a", "b", "c")}
+        changed = {**plans, "c": plans["c"] | {"truncate": True}}
+        await served.change({"a": plans["a"]}, lambda: None)
+        for number, wanted in enumerate((plans, plans, changed)):
+            await served.change(wanted, partial(changes.append, number))
+            await asyncio.sleep(0)
+        assert loads == [False, False, True]  # b, c, and c as it is wanted then
+        may_load.set()
+        while len(served.models) < 3:
+            await asyncio.sleep(0.02)
+        await asyncio.gather(*served._tasks)
+        assert changes == [0, 1, 2, 2, 2]  # what is to be done then is what was said last
+        assert served.models["c"].plan.truncate
+        for model in served.models.values():
+            model.close()
+
+    before = threading.active_count()
+    asyncio.run(scenario())
+    live.eventually(lambda: threading.active_count() <= before)  # nobody follows a model's plan
 
 
 def test_a_process_that_serves_nothing_yet_fails_with_its_model(tmp_path: Path) -> None:

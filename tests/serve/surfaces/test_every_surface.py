@@ -83,7 +83,9 @@ MANY = 2_049
         ("", "text-classification", {"inputs": [7] * MANY}),
         ("/predict", "text-classification", {"inputs": [["a"] * 3] * MANY}),
         ("/v1/embeddings", "feature-extraction", {"input": [[7]] * MANY}),
-        ("/v1/rerank", "text-ranking", {"query": "a", "documents": ["a"] * MANY, "max_tokens_per_doc": 1}),
+        ("/v1/rerank", "text-ranking", {
+            "query": "a", "documents": ["a"] * MANY, "max_tokens_per_doc": 1,
+        }),
         ("/v2/models/{model}/infer", "feature-extraction", {"inputs": [
             {"name": name, "shape": [MANY], "datatype": "BYTES", "data": ["a"] * MANY}
             for name in ("text", "text_pair")
