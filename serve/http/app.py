@@ -63,7 +63,7 @@ class LocalModel(ServedModel):
         return self.slot.card()
 
     async def check_ready(self) -> None:
-        await self.slot.model.check_ready()
+        await self.slot.check_ready()
 
     async def request(
         self, method: str, path: str, headers: list[tuple[str, str]], body: bytes

@@ -96,6 +96,7 @@ class Batcher(Generic[Item, Answer]):
         self._waiting_tokens = 0
         self._arrival = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._turns = 0
         self._last_size = 1
         self._last_end_s = 0.0
@@ -118,8 +119,10 @@ class Batcher(Generic[Item, Answer]):
     async def submit(self, item: Item) -> Answer:
         """Wait for the answer to one item. Cancelling this removes the item from the queue.
 
-        Raises: whatever `run` raised for the item.
+        Raises: whatever `run` raised for the item; RuntimeError once the batcher is closed.
         """
+        if self._is_closed:
+            raise RuntimeError("the batcher is closed")
         loop = asyncio.get_running_loop()
         if self._worker is None or self._worker.done():
             self._arrival = asyncio.Event()  # belongs to this event loop
@@ -144,7 +147,9 @@ class Batcher(Generic[Item, Answer]):
                 self._remove(place, place + 1)
 
     async def close(self) -> None:
-        """Cancel waiting and running items; the thread ends after its current pass."""
+        """Cancel waiting and running items, and take no more; the thread ends after its current
+        pass."""
+        self._is_closed = True
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)

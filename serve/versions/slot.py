@@ -105,6 +105,11 @@ class Slot:
         self.recorder.rolled_over(model.name, model.version_label, change)
         return old
 
+    async def check_ready(self) -> None:
+        """As `Model.check_ready`, of the model that answers when this begins to run: what waits for
+        it, such as a timeout, may begin it later than it is called."""
+        await self.model.check_ready()
+
     def close(self) -> None:
         """Close the model once no request uses it."""
         self.recorder.forget(self.snapshot)
@@ -162,8 +167,9 @@ class Candidate:
         """Ask the candidate too, for a random share of requests, and report how it compares."""
         if self.mode != "shadow" or len(self._running) >= MAX_SHADOWS:
             return
-        if self.slot.model.digest == model.digest:  # it has become the model itself
-            return
+        candidate = self.slot.model
+        if candidate.is_retired or candidate.digest == model.digest:
+            return  # it was removed during the request, or has become the model itself
         if random.random() >= self.share:
             return
         work = self._compare(model, task, inputs, parameters, answered)

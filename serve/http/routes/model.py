@@ -55,7 +55,7 @@ def model_routes(
     @router.get("/readyz", responses=errors_of(None, NotReadyError), tags=["model"])
     async def readiness() -> Status:
         """The model has just run a forward pass."""
-        await check_ready({name: slot.model})
+        await check_ready({name: slot})
         return Status("ready")
 
     for surface in SURFACES:

@@ -259,3 +259,13 @@ def test_closing_cancels_waiting_and_running_work() -> None:
 
     results = run_with(Recorder(pass_s=0.05), scenario)
     assert all(isinstance(result, asyncio.CancelledError) for result in results)
+
+
+def test_a_closed_batcher_refuses_items_at_once() -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
+        assert await batcher.submit(2) == 4
+        await batcher.close()
+        with pytest.raises(RuntimeError, match="the batcher is closed"):
+            await asyncio.wait_for(batcher.submit(2), 1)
+
+    run_with(Recorder(), scenario)
