@@ -16,6 +16,7 @@ from bert_core import files
 from bert_core.data.tables import DIVIDERS, ClassLabel
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.tasks.label_columns import column_per_label, to_name
+from bert_core.tasks.row_forms import check_forms, fields_not_read, in_order, with_other_names
 from bert_core.typed import KINDS, alternatives, check_of, fields_of
 from bert_core.wording import as_json, nearest, shown
 
@@ -37,7 +38,7 @@ def unused_fields(
     """Return the optional fields whose column is missing, or empty in every record: such a column
     is meant for other tasks. If a column is empty in only some records, an empty cell of an input
     is empty text, and an empty cell of a target is an unknown target."""
-    column_of = own_columns(columns, shapes)
+    column_of = own_columns(with_other_names(columns, shapes, records), shapes)
     return {
         name
         for name in _optional(*shapes)
@@ -127,12 +128,16 @@ def read_records(
             f"{setting}: wanted names of the fields {', '.join(hints)}, got {unknown[0]}: "
             'give field = "column"'
         )
+    named = columns.keys()
+    columns = with_other_names(columns, shapes, records)
     column_of = own_columns(columns, shapes)
     if not records:
         raise CorpusError(f"{source}: wanted labelled rows, the file holds none: give another file")
     optional, targets = _optional(*shapes), _hints(*shapes[1:])
     unused = unused_fields(records, shapes, columns) if unused is None else unused
     _check_columns(records, column_of, optional - columns.keys(), source, shapes, setting)
+    forms = in_order(getattr(shapes[1], "forms", ()), named)
+    check_forms(records, forms, column_of, source, setting)
     labels = _labels_in(shapes[1])
     types = [
         _types([record.get(column_of[name]) for record in records], column_of[name], source)
@@ -141,7 +146,10 @@ def read_records(
     rows, numbers, bad, stripped = [], [], [], 0
     for number, record in enumerate(records, 1):
         row, fault = {}, ""
+        not_read = fields_not_read(record, forms, column_of)
         for name, column in column_of.items():
+            if name in not_read:
+                continue
             hint = hints[name]
             cell = record.get(column)
             value = _converted(cell, hint, is_target=name in targets)
@@ -233,7 +241,10 @@ def _labels_in(target: type) -> Set[str]:
 
 
 def _metadata(hint: Any) -> tuple[Any, ...]:
-    inside = [each for part in get_args(hint) for each in _metadata(part)]
+    parts = get_args(hint)
+    if is_typeddict(hint):
+        parts = tuple(get_type_hints(hint, include_extras=True).values())
+    inside = [each for part in parts for each in _metadata(part)]
     return (*getattr(hint, "__metadata__", ()), *inside)
 
 
@@ -264,14 +275,16 @@ def _types(cells: Sequence[Any], column: str, source: str) -> str:
 
 
 def _stripped(value: Any) -> tuple[Any, int]:
-    """Return a label, or a list of labels, without white space at the ends, and how many had
-    some."""
+    """Return a label, a list of labels, or a list of objects with a `label`, without white space at
+    the ends, and how many had some."""
     if isinstance(value, str):
         return value.strip(), int(value != value.strip())
+    if isinstance(value, dict) and isinstance(label := value.get("label"), str):
+        return value | {"label": label.strip()}, int(label != label.strip())
     if not isinstance(value, list | tuple):
         return value, 0
-    stripped = [each.strip() for each in value]
-    return stripped, sum(new != old for new, old in zip(stripped, value, strict=True))
+    stripped = [_stripped(each) for each in value]
+    return [each for each, _ in stripped], sum(removed for _, removed in stripped)
 
 
 def rows_of(shape: type, table: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -447,22 +460,39 @@ def _converted(value: Any, hint: Any, *, is_target: bool) -> Any:
     if list[str] in kinds and isinstance(value, list):
         return [_converted(each, str, is_target=True) for each in value]
     item = next((get_args(kind)[0] for kind in kinds if get_origin(kind) is list), None)
-    return _objects(value, [*get_type_hints(item)]) if is_typeddict(item) else value
+    return _objects(value, item) if is_typeddict(item) else value
 
 
-def _objects(value: Any, names: Sequence[str]) -> Any:
-    """Return a list of objects with only these fields, from a list of objects or from an object of
-    lists (the form of Hugging Face's data sets). Anything else is returned unchanged."""
-    if isinstance(value, dict) and all(name in value for name in names):
+def _objects(value: Any, kind: Any) -> Any:
+    """Return a list of objects with only the fields of a typed dict, from a list of objects, from
+    an object of lists (the form of Hugging Face's data sets), or, for objects with a label, from
+    lists of their fields in order (`[0, 3, "place"]`). Anything else is returned unchanged."""
+    hints = get_type_hints(kind, include_extras=True)
+    labels = {name for name, hint in hints.items() if _OF_CLASS in _metadata(hint)}
+    needed = [name for name in hints if name in kind.__required_keys__]
+    items = value
+    if isinstance(value, dict) and all(name in value for name in needed):
+        names = [name for name in hints if name in value]
         columns = [value[name] for name in names]
         if not all(isinstance(column, list) for column in columns):
             return value
         if len({*map(len, columns)}) > 1:
             return value
-        return [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
-    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        return [{name: item[name] for name in names if name in item} for item in value]
-    return value
+        items = [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    if labels and isinstance(items, list):
+        is_listed = [isinstance(item, list) and len(item) == len(needed) for item in items]
+        if all(is_listed):
+            items = [dict(zip(needed, item, strict=True)) for item in items]
+    if not (isinstance(items, list) and all(isinstance(item, dict) for item in items)):
+        return value
+    return [
+        {
+            name: _converted(item[name], str, is_target=True) if name in labels else item[name]
+            for name in hints
+            if name in item
+        }
+        for item in items
+    ]
 
 
 def _is_without_label(cell: Any) -> bool:

@@ -37,11 +37,10 @@ from bert_core.metrics.entities import (
     type_of,
 )
 from bert_core.tasks.shapes import Row
+from bert_core.tasks.span_rows import Mark
 from bert_core.tasks.texts import softmax
 
 AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
-Mark = tuple[str, int, int]
-"""Type or tag, start character, and end character (exclusive)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +253,9 @@ def tags_of_units(
     ]
 
 
-def in_words(tagged: Tagged, marks: str, *, of_entities: bool) -> Tagged:
+def in_words(
+    tagged: Tagged, marks: str, *, of_entities: bool, begin_within: bool = False
+) -> Tagged:
     """Join the parts of a text to words. Parts are joined at `marks` within words, and if there is
     no white space between them and they belong to the same entity or have the same tag. The tag of
     a word is that of its first part, as for words that a row names.
@@ -262,6 +263,8 @@ def in_words(tagged: Tagged, marks: str, *, of_entities: bool) -> Tagged:
     Args:
         marks: the punctuation marks that may stand within words.
         of_entities: whether the tags mark entities.
+        begin_within: whether an entity may begin right after another of its type, so that parts are
+            joined only as far as their tags say.
     """
     goes_on = in_one_word(tagged.text, tagged.spans)
     inner, tags = is_inner(tagged.text, tagged.spans, marks), list(tagged.tags)
@@ -272,10 +275,12 @@ def in_words(tagged: Tagged, marks: str, *, of_entities: bool) -> Tagged:
         before, tag = tags[place - 1 : place + 1]
         if of_entities:
             goes_on[place] = OUTSIDE not in (before, tag) and type_of(before) == type_of(tag)
+            if begin_within:
+                goes_on[place] &= len(entities_of([before, tag])) == 1
         else:
             goes_on[place] = before == tag
     firsts = np.flatnonzero(~goes_on)
-    lasts = np.append(firsts[1:], len(goes_on)) - 1
+    lasts = np.append(firsts, len(goes_on))[1:] - 1
     return Tagged(
         tagged.text,
         np.stack([tagged.spans[firsts, 0], tagged.spans[lasts, 1]], axis=1),

@@ -9,12 +9,15 @@ and those that belong to one word are joined in the answer; of words that are kn
 is scored. Models whose later parts had no label, such as those from transformers, are asked about
 the words that their tokenizer finds.
 
+Rows that mark spans of a text (`bert_core.tasks.span_rows`) are learned as such texts are answered:
+every part of a word has a label, and an entity may begin within a word.
+
 Rows may use any tag scheme of `bert_core.metrics.entities`, a different one per file; entity models
 learn BIO, with `B-` and `I-` of every type. Models with other labels, such as those from
 transformers or from older bundles, keep them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,12 +33,14 @@ from bert_core.data.windows import (
     with_special_tokens,
 )
 from bert_core.data.words import (
+    Spans,
     glue_of,
     inner_marks,
     joined,
 )
-from bert_core.errors import CorpusError, InputError
+from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.entities import (
+    NAMELESS,
     OUTSIDE,
     PREFIXES,
     Scheme,
@@ -59,9 +64,21 @@ from bert_core.objectives import IGNORE
 from bert_core.objectives.graph_scores import TOKEN_CLASSIFICATION, GraphScores
 from bert_core.tasks.base import Kind, Options, Parameters, Remarks, Task, numbered
 from bert_core.tasks.evaluation import Columns, Evaluated
+from bert_core.tasks.row_forms import Form
 from bert_core.tasks.shapes import Label, Row
+from bert_core.tasks.span_rows import (
+    Mark,
+    Overlaps,
+    Span,
+    check_spans,
+    entities_in,
+    longest,
+    marks_in,
+    remarks_on_spans,
+)
 from bert_core.tasks.tagged_words import (
     AggregationStrategy,
+    Reading,
     Scored,
     best_tags,
     by_owner,
@@ -78,6 +95,7 @@ from bert_core.tasks.tagged_words import (
     word_answers,
     words_with_their_tags,
 )
+from bert_core.wording import as_json
 
 if TYPE_CHECKING:
     from bert_core.objectives.token_classification import TokenLabels
@@ -115,24 +133,35 @@ class TokenInput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggedWords:
-    """The input of labelled rows: with a text alone, tags could not be matched to words."""
+class LabelledInput:
+    """The input of labelled rows."""
 
-    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("spans", "entities"),
-        "write the words of each text in tokens, and a tag for each word in tags (B-PER, I-PER, O)",
-    )
+    tokens: list[str] | None = None
+    """The words, if they have tags."""
+    text: str | None = None
+    """The text, if it has spans."""
 
-    tokens: list[str]
-    """The words."""
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.tokens is None):
+            raise InputError("wanted either tokens with tags or a text with spans: correct the row")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tags:
-    """The expected answer for words."""
+    """The expected answer: tags of words, or spans of a text."""
 
-    tags: list[Label]
+    forms: ClassVar[tuple[Form, ...]] = (("tokens", "tags"), ("text", "spans"))
+    other_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"spans": ("entities",)}
+
+    tags: list[Label] | None = None
     """One tag per word."""
+    spans: list[Span] | None = None
+    """`{"start": …, "end": …, "label": …}` for each labelled span of the text, in characters; or
+    `[start, end, label]`."""
+
+    def __post_init__(self) -> None:
+        if (self.tags is None) == (self.spans is None):
+            raise InputError("wanted either tokens with tags or a text with spans: correct the row")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +190,14 @@ class TokenClassificationOptions(Options):
     tag. None finds those that stand within the words of the training rows more often than alone
     between two."""
 
+    begin_within: bool | None = None
+    """Whether an entity may begin within a word, right after another of its type, as spans of
+    characters may. It follows from the training rows and cannot be given."""
+
+    overlapping_spans: Overlaps = "refuse"
+    """How to treat spans that overlap, since a word has one tag: `refuse` their rows, or keep the
+    `longest` span, of equal ones the first; the others are counted."""
+
     feature_based: bool = False
     """Freeze the encoder and train an LSTM on its last four layers (Devlin et al. 2018, section
     5.3); otherwise the whole encoder is fine-tuned."""
@@ -170,6 +207,15 @@ class TokenClassificationOptions(Options):
         if self.scheme is not None and self.entities is False:
             raise InputError(
                 f"scheme: wanted none with entities = false, got {self.scheme}: leave one out"
+            )
+
+    @classmethod
+    def check_given(cls, values: Container[str]) -> None:
+        super().check_given(values)
+        if "begin_within" in values:
+            raise ConfigError(
+                "options.begin_within: wanted none, since it follows from the training rows: leave "
+                "it out"
             )
 
 
@@ -219,7 +265,7 @@ class TokenClassificationParameters(TagParameters):
 
 
 class TokenClassification(Task):
-    """Rows are `{"tokens": [...], "tags": [...]}`."""
+    """Rows are `{"tokens": [...], "tags": [...]}`, or `{"text": …, "spans": [...]}`."""
 
     name = "token-classification"
     labels_of_rows = True
@@ -244,6 +290,22 @@ class TokenClassification(Task):
             rows=(
                 {"tokens": ["The", "file", "is", "open"], "tags": ["DET", "NOUN", "VERB", "ADJ"]},
                 {"tokens": ["Open", "the", "file"], "tags": ["VERB", "DET", "NOUN"]},
+            ),
+        ),
+        Kind(
+            name="spans",
+            rows=(
+                {
+                    "text": "Ada Lovelace lived in London.",
+                    "spans": [
+                        {"start": 0, "end": 12, "label": "person"},
+                        {"start": 22, "end": 28, "label": "place"},
+                    ],
+                },
+                {
+                    "text": "Ada wrote a program.",
+                    "spans": [{"start": 0, "end": 3, "label": "person"}],
+                },
             ),
         ),
     )
@@ -283,29 +345,35 @@ class TokenClassification(Task):
 
     @classmethod
     def shapes(cls, options: TokenClassificationOptions | None = None) -> tuple[type, type]:
-        return TaggedWords, cls.target
+        return LabelledInput, cls.target
 
     @classmethod
     def from_rows(
         cls, rows: Sequence[Row], options: TokenClassificationOptions | None = None
     ) -> "TokenClassification":
-        labels = sorted({tag for row in rows for tag in row["tags"]})
-        if len(labels) < 2:
-            raise CorpusError(
-                f"training rows: wanted at least two tags, found {len(labels)} "
-                f"({', '.join(labels) or 'no rows'}): add rows with another tag"
-            )
+        of_words = [row for row in rows if "tags" in row]
+        marked = {mark["label"] for row in rows for mark in row.get("spans", ())}
+        has_spans = len(of_words) < len(rows)
+        labels = sorted({tag for row in of_words for tag in row["tags"]})
+        if len(labels) < 2 and not marked:
+            raise CorpusError(_too_few(labels, has_spans=has_spans))
         options = options or cls.options()
+        _check_options(options, has_spans=has_spans, has_words=bool(of_words))
         if options.label_parts is None:
             options = replace(options, label_parts=True)
         if options.label_parts and options.inner_marks is None:
-            options = replace(options, inner_marks=inner_marks(row["tokens"] for row in rows))
+            # A span may end where words of other rows go on, as in `Berlin-based`.
+            marks = "" if has_spans else inner_marks(row["tokens"] for row in of_words)
+            options = replace(options, inner_marks=marks)
+        if has_spans:
+            options = replace(options, begin_within=True)
         plain_tags = [label for label in labels if not is_of_entity(label)]
         if are_nameless(labels):
             plain_tags = []
         entities = options.entities
         if entities is None:
-            entities = options.scheme is not None or bool(set(labels) - {OUTSIDE, *plain_tags})
+            entities = has_spans or options.scheme is not None
+            entities = entities or bool(set(labels) - {OUTSIDE, *plain_tags})
         if not entities:
             return cls(labels, replace(options, entities=False))
         if plain_tags:
@@ -314,18 +382,20 @@ class TokenClassification(Task):
                 f"{_some(plain_tags)} among them: correct them, or set options.entities = false "
                 "to score each tag by itself"
             )
-        scheme, _ = recognised((row["tags"] for row in rows), options.scheme)
-        if options.scheme not in (None, scheme):
-            raise CorpusError(
-                f"training rows: wanted tags in the scheme {options.scheme}, more of them fit "
-                f"{scheme}: set options.scheme to it, or leave it out"
-            )
-        types = types_of(labels)
+        if of_words:
+            scheme, _ = recognised((row["tags"] for row in of_words), options.scheme)
+            if options.scheme not in (None, scheme):
+                raise CorpusError(
+                    f"training rows: wanted tags in the scheme {options.scheme}, more of them fit "
+                    f"{scheme}: set options.scheme to it, or leave it out"
+                )
+            options = replace(options, scheme=scheme)
+        types = types_of(labels) | marked
         labels = sorted({OUTSIDE, *(tag_of(prefix, kind) for prefix in "BI" for kind in types)})
-        return cls(labels, replace(options, entities=True, scheme=scheme))
+        return cls(labels, replace(options, entities=True))
 
     def request_of(self, row: Row) -> str:
-        return joined(row["tokens"])[0]
+        return joined(row["tokens"])[0] if "tokens" in row else row["text"]
 
     def build_objective(self, config: EncoderConfig) -> "TokenLabels":
         from bert_core.objectives import token_classification as heads
@@ -352,7 +422,7 @@ class TokenClassification(Task):
         for number, reading in enumerate(
             read(rows, tokenizer, by_parts=bool(self.chosen.label_parts))
         ):
-            ids = self._label_ids(rows[number], number + 1, reading.words) if labelled else None
+            ids = self._label_ids(rows[number], number + 1, reading) if labelled else None
             parts = slices(len(reading.ids), room, stride)
             for part, units in zip(parts, by_owner(reading.units.firsts, parts), strict=True):
                 sequence = with_special_tokens(tokenizer, reading.ids[part.first : part.end])
@@ -396,7 +466,12 @@ class TokenClassification(Task):
             tagged = best_tags(parts, self.labels, strategy, of_entities=bool(self.chosen.entities))
             if self.chosen.label_parts and row.get("tokens") is None:
                 marks = self.chosen.inner_marks or ""
-                tagged = in_words(tagged, marks, of_entities=bool(self.chosen.entities))
+                tagged = in_words(
+                    tagged,
+                    marks,
+                    of_entities=bool(self.chosen.entities),
+                    begin_within=bool(self.chosen.begin_within),
+                )
             if scheme is not None:
                 tags = tags_of(entities_of(tagged.tags), len(tagged.tags), scheme)
                 tagged = replace(tagged, tags=tags)
@@ -422,8 +497,7 @@ class TokenClassification(Task):
         if entities:
             columns |= {"surfaces": [], "wanted_surfaces": []}
         for row, answer in zip(rows, answers, strict=True):
-            text, spans = joined(row["tokens"])
-            annotated = marks_of_row(row, spans, of_entities=entities)
+            text, spans, annotated = self._annotated(row)
             predicted = marks_of_answer(answer, of_entities=entities)
             if not entities:
                 predicted = with_words_left_out(predicted, row, spans)
@@ -435,9 +509,35 @@ class TokenClassification(Task):
                     columns[name].append({(kind, text[start:end]) for kind, start, end in marks})
         return {name: _column(values) for name, values in columns.items()}
 
-    def plain(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the words of each row as a text, written as people write it."""
-        return [{"text": joined(row["tokens"], glue_of(row["tokens"]))[0]} for row in rows]
+    def _annotated(self, row: Row, *, as_written: bool = False) -> tuple[str, Spans, set[Mark]]:
+        """Return the text of a labelled row, its words, and the marks that its labels are.
+
+        Args:
+            as_written: whether words that a row names are joined as people write them.
+        """
+        if "tokens" not in row:
+            return row["text"], np.empty((0, 2), np.int64), {*self._marks(row)}
+        tokens = row["tokens"]
+        text, spans = joined(tokens, glue_of(tokens) if as_written else None)
+        return text, spans, marks_of_row(row, spans, of_entities=bool(self.chosen.entities))
+
+    def _marks(self, row: Row) -> list[Mark]:
+        """Return the spans of a row, of which none overlap."""
+        return longest(marks_in(row))
+
+    def plain(self, rows: Sequence[Row]) -> list[Row] | None:
+        """Return the words of each row as a text, written as people write it; None if no row has
+        words, since all are texts."""
+        if not any("tokens" in row for row in rows):
+            return None
+        return [
+            {
+                "text": joined(words, glue_of(words))[0]
+                if (words := row.get("tokens")) is not None
+                else row["text"]
+            }
+            for row in rows
+        ]
 
     def compare_plain(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """Return counts as `compare` does, but over all types together, and by characters of the
@@ -448,8 +548,7 @@ class TokenClassification(Task):
         names = ("text_correct", "text_predicted", "text_wanted")
         columns: dict[str, list[int]] = {name: [] for name in names}
         for row, answer in zip(rows, answers, strict=True):
-            text, spans = joined(row["tokens"], glue_of(row["tokens"]))
-            annotated = marks_of_row(row, spans, of_entities=entities)
+            text, _, annotated = self._annotated(row, as_written=True)
             predicted = marks_of_answer(answer, of_entities=entities)
             if not entities:
                 predicted = words_with_their_tags(annotated, predicted, text)
@@ -461,7 +560,8 @@ class TokenClassification(Task):
     def constant(self, rows: Sequence[Row]) -> Columns:
         if self.chosen.entities:
             nothing: list[Any] = [[] for _ in rows]
-            return self.compare(rows, nothing) | self.compare_plain(rows, nothing)
+            of_plain = {} if self.plain(rows) is None else self.compare_plain(rows, nothing)
+            return self.compare(rows, nothing) | of_plain
         tags = [tag for row in rows for tag in row["tags"]]
         usual = max(sorted(set(tags)), key=tags.count)
         texts = [joined(row["tokens"]) for row in rows]
@@ -500,26 +600,32 @@ class TokenClassification(Task):
         scores: list[float] = []
         is_right: list[bool] = []
         for row, answer in zip(rows, answers, strict=True):
-            spans = joined(row["tokens"])[1]
-            annotated = marks_of_row(row, spans, of_entities=entities)
+            _, _, annotated = self._annotated(row)
             scores.extend(entity["score"] for entity in answer)
             is_right.extend(mark_of(entity, of_entities=entities) in annotated for entity in answer)
         return np.array(scores, dtype=np.float64), np.array(is_right, dtype=bool)
 
     def remarks(self, rows: Sequence[Row]) -> Remarks:
         remarks = super().remarks(rows)
-        tags = [tag for row in rows for tag in row["tags"]]
+        of_words = [row for row in rows if "tags" in row]
+        tags = [tag for row in of_words for tag in row["tags"]]
         if self.chosen.entities:
-            scheme, broken = recognised((row["tags"] for row in rows), self.chosen.scheme)
-            remarks |= {"tag_scheme": scheme, "tags_that_break_their_scheme": broken}
+            if of_words:
+                scheme, broken = recognised((row["tags"] for row in of_words), self.chosen.scheme)
+                remarks |= {"tag_scheme": scheme, "tags_that_break_their_scheme": broken}
             tags = [name_of(type_of(tag)) for tag in tags if tag != OUTSIDE]
         else:
             remarks["tags_mark_no_entities"] = f"accuracy decides ({_some(sorted(set(tags)))})"
         unknown = [tag for tag in tags if tag not in self._types]
-        return remarks | {
+        marked = [span["label"] for row in rows for span in row.get("spans", ())]
+        unmarked = [label for label in marked if label not in self._types]
+        remarks |= {
             "words_with_unknown_tags": len(unknown),
-            "unknown_tags": ", ".join(sorted(set(unknown))),
+            "unknown_tags": ", ".join(sorted({*unknown, *unmarked})),
         }
+        if of_text := [row for row in rows if "spans" in row]:
+            remarks |= {"spans_with_unknown_labels": len(unmarked)} | remarks_on_spans(of_text)
+        return remarks
 
     def is_comparable(self, other: Evaluated) -> bool:
         # Other options are about how texts are read or rows were written, not what is measured.
@@ -529,7 +635,9 @@ class TokenClassification(Task):
 
     @classmethod
     def checked_row(cls, row: Row, options: Any = None, *, learned: bool = True) -> Row:
-        if len(row["tags"]) != len(row["tokens"]):
+        if "tokens" not in row:
+            check_spans(row, (options or cls.options()).overlapping_spans)
+        elif len(row["tags"]) != len(row["tokens"]):
             raise InputError(
                 f"wanted one tag per word, got {len(row['tags'])} tags for "
                 f"{len(row['tokens'])} words: correct the row, or remove it"
@@ -537,7 +645,12 @@ class TokenClassification(Task):
         return row
 
     def check_known(self, row: Row) -> None:
-        if not self.labels or not self.chosen.entities:
+        if self.labels and not self.chosen.entities and "tokens" not in row:
+            raise InputError(
+                f"wanted tokens and tags, since the model's tags mark no entities "
+                f"({_some(self.labels)}), got spans: give rows with tags"
+            )
+        if not self.labels or not self.chosen.entities or "tokens" not in row:
             return
         nameless, tags = self._is_nameless, set(row["tags"]) - {OUTSIDE}
         plain_tag = min(
@@ -553,19 +666,60 @@ class TokenClassification(Task):
 
     def _check(self, row: Row, number: int) -> None:
         with numbered(number):
-            self.checked_row(row)
+            self.checked_row(row, self.chosen)
             self.check_known(row)
 
-    def _label_ids(
-        self, row: Row, number: int, words: Int[np.ndarray, "units"]
-    ) -> Int[np.ndarray, "units"]:
+    def _label_ids(self, row: Row, number: int, reading: Reading) -> Int[np.ndarray, "units"]:
         """Return the label id of each unit; IGNORE for tags that the model does not know, and for
         units to which `tags_of_units` gives none."""
         self._check(row, number)
         scheme = scheme_of(self.labels) if self.chosen.entities else None
-        tags = tags_of_units(row, words, scheme)
+        tags: Sequence[str | None]
+        if "tokens" in row:
+            tags = tags_of_units(row, reading.words, scheme)
+        else:
+            assert scheme is not None
+            units = reading.units.spans
+            entities = entities_in(self._marks(row), units)
+            if self._is_nameless:
+                entities = [
+                    one._replace(type="" if one.type == NAMELESS else one.type) for one in entities
+                ]
+            tags = tags_of(entities, len(units), scheme)
         ids = [IGNORE if tag is None else self._ids.get(tag, IGNORE) for tag in tags]
         return np.array(ids, dtype=np.int64)
+
+
+def _check_options(
+    options: TokenClassificationOptions, *, has_spans: bool, has_words: bool
+) -> None:
+    """Raise CorpusError for an option that these training rows leave no meaning."""
+    if not has_spans and options.overlapping_spans != "refuse":
+        raise CorpusError(
+            "training rows: wanted spans with options.overlapping_spans = "
+            f'"{options.overlapping_spans}", got tokens and tags: leave the option out'
+        )
+    unfit = {
+        "entities": options.entities is False,
+        "label_parts": options.label_parts is False,
+        "inner_marks": bool(options.inner_marks),
+        "scheme": options.scheme is not None and not has_words,
+    }
+    for name in (name for name, is_unfit in unfit.items() if has_spans and is_unfit):
+        raise CorpusError(
+            f"training rows: wanted tokens and tags with options.{name} = "
+            f"{as_json(getattr(options, name))}, got spans, which are entities of the parts of "
+            "words: leave the option out"
+        )
+
+
+def _too_few(labels: Sequence[str], *, has_spans: bool) -> str:
+    if has_spans:
+        return "training rows: wanted spans, found none: add rows with spans"
+    return (
+        f"training rows: wanted at least two tags, found {len(labels)} "
+        f"({', '.join(labels) or 'no rows'}): add rows with another tag"
+    )
 
 
 def _some(tags: Sequence[str]) -> str:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bert_core import files
 from bert_core.data.labelled_formats import LabelledFile, labelled_records
+from bert_core.data.positions import in_characters
 from bert_core.data.tables import with_classes
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.tasks.label_columns import holds_ticks, with_names
+from bert_core.tasks.row_forms import with_other_names
 from bert_core.tasks.shapes import (
     BadRow,
     LabelledRows,
@@ -158,6 +160,7 @@ def labelled_rows(
                 columns[name] = column
             else:
                 of_file = with_names(of_file, path, shapes[1], name, column, setting)
+        of_file = _in_characters(of_file, path, shapes, columns)
         found[path], columns_of[path] = (of_file, _unread(of_file, path)), columns
         if of_file.unread and not of_file.records:
             raise CorpusError(f"{told_of(found[path][1], of_file.rows)}: none is left")
@@ -283,6 +286,23 @@ def _read(path: str, config: LabelledConfig) -> LabelledFile:
         told = f"{counted(len(found.comments), 'comment')} ({found.comments[0][:60]}, …)"
         say(f"{path}: passed over {told}")
     return found
+
+
+def _in_characters(
+    of_file: LabelledFile, path: str, shapes: tuple[type, type], columns: Mapping[str, str]
+) -> LabelledFile:
+    """Return the file with its spans, if the shapes have spans, at positions of characters."""
+    if "spans" not in {field.name for field in fields(shapes[1])} or not of_file.records:
+        return of_file
+    column_of = {"text": "text", "spans": "spans"}
+    column_of |= with_other_names(columns, shapes, of_file.records)
+    records, unit = in_characters(of_file.records, column_of["text"], column_of["spans"])
+    if unit != "characters":
+        say(
+            f"{path}: its positions count {unit}, as the spans' own texts say: they are converted "
+            "to positions of characters"
+        )
+    return replace(of_file, records=records)
 
 
 def _unread(of_file: LabelledFile, path: str) -> list[BadRow]:

@@ -189,8 +189,8 @@ def test_all_bad_rows_are_in_one_message() -> None:
             "with one label in each row, leave options.multi_label out",
         ),
         (
-            "token-classification", {}, {"text": "a b", "spans": []},
-            "write the words of each text in tokens, and a tag for each word in tags",
+            "token-classification", {}, {"text": "a b", "label": "x"},
+            "say with columns.spans which holds the spans",
         ),
         ("text-regression", {}, {"text": "a", "value": 1.0}, "say with columns.score which"),
     ],

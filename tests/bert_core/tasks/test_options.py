@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bert_core.errors import ConfigError, RaybertError
+from bert_core.errors import ConfigError, CorpusError, RaybertError
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
@@ -35,7 +35,12 @@ def test_an_option_changes_something_or_is_refused(
 ) -> None:
     records = rows_of(kind, 8)
     usual = task.options_of(kind.options)
-    before = seen(task, records, usual)
+    if option == "overlapping_spans":
+        records = [_with_an_overlap(row) for row in records]
+    try:
+        before = seen(task, records, usual)
+    except CorpusError as error:  # the spans overlap, which the default refuses
+        before = str(error)
     for value in others(task, records, option, getattr(usual, option)):
         try:
             task.options.check_given({option: value})
@@ -74,6 +79,12 @@ def _labels(row: Mapping[str, Any]) -> list[str]:
     return row.get("labels") or ([one] if isinstance(one, str) else [])
 
 
+def _with_an_overlap(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with another span before its first, if it has spans."""
+    first = {"start": 0, "end": 2, "label": "place"}
+    return {**row, **({"spans": [first, *row["spans"]]} if "spans" in row else {})}
+
+
 def seen(of: type[Task], records: list[dict[str, Any]], options: Any) -> str:
     """What can be seen of a task: what is read, learned, answered, measured and written.
 
@@ -87,7 +98,10 @@ def seen(of: type[Task], records: list[dict[str, Any]], options: Any) -> str:
     task = of.from_rows(rows, options)
     repeated = ("context", "question", "tokens", "tags")
     long = [
-        {name: value * 8 if name in repeated else value for name, value in row.items()}
+        {
+            name: value * 8 if name in repeated or ("spans" in row and name == "text") else value
+            for name, value in row.items()
+        }
         for row in rows
     ]
     encoder = task.encoder_config(CONFIG)

@@ -357,3 +357,17 @@ def test_columns_of_labels_can_be_named_on_the_command_line_and_in_a_file(tmp_pa
     path.write_text('[train]\ncolumns = {text = "comment_text", labels = ["toxic", "insult"]}\n')
     parsed = parser_for("finetune").parse_args(["--config", str(path), *others])
     assert parsed.train.columns == NAMED
+
+
+def test_positions_in_utf_16_units_are_recognised_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, shapes = tmp_path / "a.jsonl", TokenClassification.shapes()
+    span = {"start": 3, "end": 6, "label": "person", "text": "Ada"}
+    rows = [{"text": "😀 Ada", "entities": [span]}, {"text": "a", "entities": []}]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = LabelledConfig(source=str(path))
+    found = labelled_rows(source, "train", shapes, TokenClassification.checked).rows
+    assert found[0]["spans"] == [span | {"start": 2, "end": 5}]
+    told = capsys.readouterr().out
+    assert f"{path}: its positions count UTF-16 units, as the spans' own texts say" in told
