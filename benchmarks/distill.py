@@ -37,8 +37,9 @@ from bert_core.model.attention import packing
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.distillation import Distillation
 from bert_core.tasks.text_classification import TextClassification
+from bert_core.train.backward import autocast
 from bert_core.train.config import LoopConfig, OptimizerConfig
-from bert_core.train.loop import autocast, training_steps
+from bert_core.train.loop import training_steps
 from bert_core.train.optim import build_optimizer
 from pipelines import distill, finetune
 from pipelines.corpus.labelled import labelled_rows

@@ -7,7 +7,7 @@ holds is decided earlier, by `data.order`.
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol, runtime_checkable
 
@@ -24,7 +24,7 @@ from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError
-from bert_core.objectives.base import Batch
+from bert_core.objectives.base import ROWS, Batch
 
 
 def tensors(batch: Mapping[str, np.ndarray]) -> Batch:
@@ -128,17 +128,14 @@ class RankBatches:
     micro_batch_tokens: int
     rank: int = 0
     world_size: int = 1
-    group_rows: int = 1
-    """Consecutive rows that share one loss: no rank or micro-batch separates them. `groups` of a
-    batch holds the number of rows in each; the last group of a global batch may be smaller."""
+    joint: bool = False
+    """Whether all rows of a global batch have one loss; batches then hold their places in it."""
 
     def __post_init__(self) -> None:
-        if -(-self.global_batch_size // self.group_rows) < self.world_size:
-            unit = "row" if self.group_rows == 1 else f"group of {self.group_rows} rows"
-            smaller = "" if self.group_rows == 1 else " or the task's group_size"
+        if self.global_batch_size < self.world_size:
             raise ConfigError(
-                f"global_batch_size: wanted at least a {unit} for each of {self.world_size} "
-                f"workers, got {self.global_batch_size}: raise it, or lower num_workers{smaller}"
+                f"global_batch_size: wanted at least a row for each of {self.world_size} "
+                f"workers, got {self.global_batch_size}: raise it, or lower num_workers"
             )
 
     def from_step(self, step: int) -> Iterator[list[Batch]]:
@@ -149,24 +146,25 @@ class RankBatches:
 
     def once(self, most_rows: int | None = None) -> Iterator[list[Batch]]:
         """Yield the micro-batches of every row once, at most `most_rows` rows, in the order of
-        epoch 0: for evaluation."""
+        epoch 0: for evaluation. Rows with one loss are all on one rank, which takes every
+        `world_size`-th batch."""
         rows = min(self.order.rows_per_epoch, most_rows or self.order.rows_per_epoch)
-        for start in range(0, rows, self.global_batch_size):
-            yield self._mine(start, min(self.global_batch_size, rows - start))
+        for number, start in enumerate(range(0, rows, self.global_batch_size)):
+            count = min(self.global_batch_size, rows - start)
+            if not self.joint:
+                yield self._mine(start, count)
+            elif number % self.world_size == self.rank:
+                yield replace(self, rank=0, world_size=1)._mine(start, count)
 
     def _mine(self, start: int, count: int) -> list[Batch]:
-        size = self.group_rows
         samples = self.order.samples(start, count)
         lengths = self.source.lengths(samples)
-        firsts = np.arange(0, count, size)  # index of each group's first row
-        mine = balanced_part(np.add.reduceat(lengths, firsts), self.rank, self.world_size)
-        padded = np.maximum.reduceat(lengths, firsts) * np.diff(firsts, append=count)
+        mine = balanced_part(lengths, self.rank, self.world_size)
         micro_batches = []
-        for bucket in buckets(padded[mine], self.micro_batch_tokens):
-            rows = (firsts[mine[bucket], None] + np.arange(size)).ravel()
-            batch = self.source.collate(samples.take(rows[rows < count]))
-            if size > 1:
-                batch["groups"] = torch.from_numpy(np.diff(firsts, append=count)[mine[bucket]])
+        for bucket in buckets(lengths[mine], self.micro_batch_tokens):
+            batch = self.source.collate(samples.take(mine[bucket]))
+            if self.joint:
+                batch[ROWS] = torch.from_numpy(mine[bucket])
             micro_batches.append(batch)
         return micro_batches
 

@@ -276,7 +276,9 @@ def _recorded_task(folder: Path, record: Record) -> Task | None:
             "update raybert, or load the folder with transformers"
         )
     kind = TASKS[record.task]
-    options = as_type(kind.options, record.options, where, key="options", closed=True)
+    former = kind.options.former_names
+    known = {name: value for name, value in record.options.items() if name not in former}
+    options = as_type(kind.options, known, where, key="options", closed=True)
     try:
         return kind(record.labels or [], options)
     except (ConfigError, InputError) as error:

@@ -6,7 +6,7 @@ micro-batch size.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
@@ -34,9 +34,14 @@ there; `mlm_span_lengths` (K,), the number of `mlm_positions`, which ascend, in 
 `next_sentence_label`, `sentence_order_label` (B,), 0 = is next, in order; `labels` (B,), or one per
 question, with `choices` (Q,) the number of rows per question; `start_positions`, `end_positions`
 (B,), within the row. Vectors (V,): `vector_starts` and `vector_ends`, the tokens that each vector
-is the mean of; `similarities`, `texts` (equal texts have equal numbers), `choices`, the number of
-vectors per example, and `groups` (G,), the number of examples per group.
+is the mean of; `similarities`, `texts` (equal texts have equal numbers), and `choices` (Q,), the
+number of vectors per example. Examples that share a loss with the rest of their global batch have
+`ROWS` (Q,), and the whole batch, of vectors alone, has `OWN_ROWS`.
 """
+ROWS = "rows"
+"""Batch entry: the place of each example in its global batch, of which the loss is a whole."""
+OWN_ROWS = "own_rows"
+"""Batch entry: the examples whose share of a joint loss to compute; all examples if absent."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,29 @@ class LossPart:
     choose a class."""
 
 
+@dataclass(frozen=True)
+class JointPart:
+    """One part of a loss that is of all examples of a global batch together, over some of them.
+
+    Only who has the vectors of all examples can compute the loss: `train.joint`.
+    """
+
+    vectors: tuple[Float[Tensor, "items width"], ...]
+    """What the loss is computed from: the vectors that are trained, then those of a teacher, if
+    any."""
+    rows: Int[Tensor, "examples"]
+    """The place of each example in the global batch."""
+    choices: Int[Tensor, "examples"]
+    """The number of vectors of each example."""
+    labels: Mapping[str, Tensor]
+    """Batch entries with a label per vector."""
+    count: int
+    """Number of items of the examples."""
+    loss: Callable[..., LossPart]
+    """Returns the loss from the vectors of all examples, and a batch of their labels, in the global
+    order."""
+
+
 class Objective(nn.Module, ABC):
     """One part of the loss: owns its head and knows where its labels are in the batch."""
 
@@ -66,6 +94,10 @@ class Objective(nn.Module, ABC):
     """Batch entry with the positions of the scored tokens; None if each row has one score."""
     chooses: bool = True
     """Whether its part counts correct items."""
+    joint: bool = False
+    """Whether its loss is of all examples of a global batch together."""
+    joint_labels: ClassVar[tuple[str, ...]] = ()
+    """Batch entries, with a label per vector, that a joint loss reads."""
     reads_layers: ClassVar[bool] = False
     """Whether it reads the output of every layer (`Encoded.layers`)."""
     reads_words: ClassVar[bool] = False
@@ -154,8 +186,23 @@ class Objective(nn.Module, ABC):
 
     def forward(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
-    ) -> LossPart:
-        return self.part(self.logits(encoded, batch, word_embeddings), batch)
+    ) -> LossPart | JointPart:
+        logits = self.logits(encoded, batch, word_embeddings)
+        return self.part_of((logits,), batch, self.part)
+
+    def part_of(
+        self,
+        vectors: tuple[Float[Tensor, "..."], ...],
+        batch: Batch,
+        loss: Callable[..., LossPart],
+    ) -> LossPart | JointPart:
+        """Return `loss` of scores and a batch, or, if its examples share the loss with those of
+        other batches, what it is computed from."""
+        if not self.joint or ROWS not in batch:
+            return loss(*vectors, batch)
+        labels = {name: batch[name] for name in self.joint_labels}
+        count = self.counts(batch)
+        return JointPart(vectors, batch[ROWS], batch["choices"], labels, count, loss)
 
 
 def cross_entropy(logits: Float[Tensor, "items classes"], labels: Int[Tensor, "items"]) -> LossPart:
@@ -219,9 +266,9 @@ class ObjectiveModel(nn.Module):
         self.encoder.train(mode and not self.frozen)
         return self
 
-    def forward(self, batch: Batch) -> dict[str, LossPart]:
+    def forward(self, batch: Batch) -> dict[str, LossPart | JointPart]:
         """Return the loss parts of all objectives and their submodels, by name."""
-        parts: dict[str, LossPart] = {}
+        parts: dict[str, LossPart | JointPart] = {}
         for objective in self._parts:
             batch, others = objective.shown(batch)
             parts |= others
@@ -289,6 +336,11 @@ class ObjectiveModel(nn.Module):
     def chooses(self) -> dict[str, bool]:
         """Return whether each part counts correct items, by name."""
         return {part.name: part.chooses for part in self._all_parts}
+
+    @property
+    def joint(self) -> bool:
+        """Whether a part of the loss is of all examples of a global batch together."""
+        return any(part.joint for part in self._all_parts)
 
     @property
     def encoders(self) -> list[Encoder]:

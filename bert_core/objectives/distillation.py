@@ -7,6 +7,7 @@ which of these count, and how much. Only real tokens are compared.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.layers import initialise, without_values
 from bert_core.model.layout import RowLayout, gather_tokens
 from bert_core.model.size import training_flops
-from bert_core.objectives.base import Batch, LossPart, ObjectiveModel
+from bert_core.objectives.base import Batch, JointPart, LossPart, ObjectiveModel
 
 HARD, SOFT = "hard", "soft"
 COSINE, EMBEDDINGS, HIDDEN, ATTENTION = "cosine", "embeddings", "hidden", "attention"
@@ -107,12 +108,12 @@ class Distillation(ObjectiveModel):
         self.teacher._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
-    def forward(self, batch: Batch) -> dict[str, LossPart]:
+    def forward(self, batch: Batch) -> dict[str, LossPart | JointPart]:
         """Return the parts that have a weight, by name."""
         with torch.no_grad():
             teacher = self._compared(self.teacher, batch)
         student = self._compared(self, batch)
-        parts = dict(self._score_parts(student, teacher, batch))
+        parts: dict[str, LossPart | JointPart] = dict(self._score_parts(student, teacher, batch))
         if self._matched:
             tokens = _real_tokens(batch)
             for name in self._matched:
@@ -133,6 +134,10 @@ class Distillation(ObjectiveModel):
     def divisors(self, batch: Batch) -> dict[str, float]:
         hard = super().divisors(batch)
         return {name: hard.get(name, float(items)) for name, items in self.counts(batch).items()}
+
+    @property
+    def joint(self) -> bool:
+        return self._answers and super().joint
 
     @property
     def reads_words(self) -> bool:
@@ -165,18 +170,19 @@ class Distillation(ObjectiveModel):
 
     def _score_parts(
         self, student: Encoded, teacher: Encoded, batch: Batch
-    ) -> Iterator[tuple[str, LossPart]]:
+    ) -> Iterator[tuple[str, LossPart | JointPart]]:
         """Yield the parts that compare the student's scores, with labels and with the teacher's."""
         if not self._answers:
             return
         (objective,) = self._parts
         scores = self._scores(self, student, batch)
         if objective.name in self.weights:
-            yield objective.name, objective.part(scores, batch)
+            yield objective.name, objective.part_of((scores,), batch, objective.part)
         if SOFT in self.weights:
             with torch.no_grad():
                 targets = self._scores(self.teacher, teacher, batch)
-            yield SOFT, objective.soft_part(scores, targets, batch, self._temperature)
+            soft_part = partial(objective.soft_part, temperature=self._temperature)
+            yield SOFT, objective.part_of((scores, targets), batch, soft_part)
 
     def _scores(self, model: ObjectiveModel, encoded: Encoded, batch: Batch) -> Tensor:
         (objective,) = model._parts

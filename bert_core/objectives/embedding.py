@@ -1,5 +1,6 @@
 """Text embeddings, trained so that texts that belong together have similar vectors."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,10 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from bert_core.model.encoder import Encoded
 from bert_core.objectives import VectorLoss
 from bert_core.objectives.base import (
+    OWN_ROWS,
     Batch,
     LossPart,
     Objective,
@@ -19,27 +22,41 @@ from bert_core.objectives.base import (
 )
 from bert_core.objectives.graph_scores import VECTORS
 
+SCORES_AT_ONCE = 1 << 22
+"""Scores of rows against texts in memory at once, 16 MB in fp32; a few such tensors are needed."""
+
 
 @dataclass(frozen=True)
 class Compared:
-    """The vectors of R rows, scaled to length 1: each row's own text, and the C texts that the rows
-    are compared with, row after row."""
+    """Which texts are compared, by their places among all V texts of a batch: each of R rows' own
+    text, and the C texts that the rows are compared with, row after row."""
 
-    own: Float[Tensor, "rows width"]
-    others: Float[Tensor, "compared width"]
     own_at: Int[Tensor, "rows"]
-    """Place of each row's own text among all texts of the batch."""
     others_at: Int[Tensor, "compared"]
-    """Place of each compared text among all texts of the batch."""
     row_of: Int[Tensor, "compared"]
     """The row of each compared text."""
+    targets: Int[Tensor, "rows"]
+    """Place of each row's relevant text, its first, among the compared texts."""
+
+    @classmethod
+    def of(cls, choices: Int[Tensor, "rows"]) -> "Compared":
+        """Return the places for rows with these numbers of texts."""
+        own_at = choices.cumsum(0) - choices
+        row_of = _counted(choices)
+        is_compared = torch.arange(len(row_of), device=choices.device) != own_at[row_of]
+        others_at = is_compared.nonzero()[:, 0]
+        targets = own_at - torch.arange(len(choices), device=choices.device)
+        return cls(own_at, others_at, row_of[others_at], targets)
 
 
 @dataclass(frozen=True)
 class Contrastive:
     """Softmax over cosines divided by `temperature`, among the compared texts of all rows of the
-    group; the target is the row's first compared text. Also known as in-batch negatives, InfoNCE,
+    batch; the target is the row's first compared text. Also known as in-batch negatives, InfoNCE,
     or sentence-transformers' MultipleNegativesRankingLoss.
+
+    Scores are computed in blocks of rows, and again in the backward pass, so that memory does not
+    grow with the square of the batch.
 
     Source: van den Oord et al. 2018, section 2.3; negatives from other rows as in Henderson et al.
         2017, section 4.4.
@@ -47,44 +64,116 @@ class Contrastive:
 
     temperature: float
     chooses: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
 
     def count(self, batch: Batch) -> int:
         return len(batch["choices"])
 
-    def scores(
-        self, texts: Compared, batch: Batch
-    ) -> tuple[Float[Tensor, "rows compared"], Int[Tensor, "rows"]]:
-        """Return each row's scores of all compared texts, and the index of its relevant text."""
-        with torch.autocast(texts.own.device.type, enabled=False):  # bf16 has only three digits
-            scores = texts.own @ texts.others.mT / self.temperature  # (R, C)
-        sizes = batch["choices"].sub(1)
-        targets = sizes.cumsum(0) - sizes
-        return scores.masked_fill(self._ruled_out(texts, batch, targets), float("-inf")), targets
-
-    def _ruled_out(
-        self, texts: Compared, batch: Batch, targets: Int[Tensor, "rows"]
-    ) -> Bool[Tensor, "rows compared"]:
-        """Return which texts are left out of a row's softmax: those of other groups, copies of
-        the row's own text, and copies of any text that is relevant to the same own text in its
-        group."""
-        group = _counted(batch["groups"])  # (R,)
-        anchor, compared = batch["texts"][texts.own_at], batch["texts"][texts.others_at]
-        alike = (anchor[:, None] == anchor) & (group[:, None] == group)  # (R, R)
-        is_right = compared[targets][:, None] == compared  # (R, C)
-        right_too = (alike.float() @ is_right.float() > 0) | (anchor[:, None] == compared)
-        right_too[torch.arange(len(targets), device=targets.device), targets] = False
-        return right_too | (group[:, None] != group[texts.row_of])
-
-    def part(self, scores: Float[Tensor, "rows compared"], targets: Tensor) -> LossPart:
-        return cross_entropy(scores, targets)
+    def part(self, vectors: Float[Tensor, "items width"], batch: Batch) -> LossPart:
+        """Return the loss of the rows `OWN_ROWS` against the texts of all rows."""
+        return self._over_blocks(cross_entropy_of_targets, (vectors,), batch)
 
     def soft_part(
         self,
-        scores: Float[Tensor, "rows compared"],
-        teachers: Float[Tensor, "rows compared"],
+        vectors: Float[Tensor, "items width"],
+        teachers: Float[Tensor, "items other_width"],
+        batch: Batch,
         temperature: float,
     ) -> LossPart:
-        return soft_cross_entropy(scores, teachers, temperature)
+        def loss(student: Tensor, teacher: Tensor, targets: Tensor) -> LossPart:
+            return soft_cross_entropy(student, teacher, temperature)
+
+        return self._over_blocks(loss, (vectors, teachers), batch)
+
+    def _over_blocks(
+        self, loss: Callable[..., LossPart], models: Sequence[Tensor], batch: Batch
+    ) -> LossPart:
+        """Return the sum of `loss`, a function of each model's scores (rows, compared) and of the
+        targets (rows,), over blocks of rows.
+
+        Args:
+            models: each model's vectors of all texts.
+        """
+        texts = Compared.of(batch["choices"])
+        wrong = FalseNegatives.among(texts, batch["texts"])
+        units = [functional.normalize(vectors, dim=-1) for vectors in models]
+        others = [unit.index_select(0, texts.others_at) for unit in units]
+
+        def of_rows(rows: Tensor, *vectors: Tensor) -> tuple[Tensor, Tensor]:
+            owns, others = vectors[: len(units)], vectors[len(units) :]
+            ruled_out = wrong.mask(rows)
+            with torch.autocast(rows.device.type, enabled=False):  # bf16 has only three digits
+                scores = [
+                    (own @ other.mT / self.temperature).masked_fill(ruled_out, float("-inf"))
+                    for own, other in zip(owns, others, strict=True)
+                ]  # (rows, C) each
+                part = loss(*scores, texts.targets[rows])
+            assert part.correct is not None
+            return part.sum, part.correct
+
+        own_rows = batch.get(OWN_ROWS, torch.arange(len(texts.own_at), device=texts.own_at.device))
+        blocks = own_rows.split(max(1, SCORES_AT_ONCE // max(1, len(texts.others_at))))
+        sums, correct = [], []
+        for rows in blocks:
+            owns = [unit.index_select(0, texts.own_at[rows]) for unit in units]
+            if len(blocks) == 1:
+                block = of_rows(rows, *owns, *others)
+            else:
+                block = checkpoint(
+                    of_rows, rows, *owns, *others, use_reentrant=False, preserve_rng_state=False
+                )
+            sums.append(block[0])
+            correct.append(block[1])
+        return LossPart(torch.stack(sums).sum(), len(own_rows), torch.stack(correct).sum())
+
+
+def cross_entropy_of_targets(
+    scores: Float[Tensor, "rows compared"], targets: Int[Tensor, "rows"]
+) -> LossPart:
+    return cross_entropy(scores, targets)
+
+
+@dataclass(frozen=True)
+class FalseNegatives:
+    """The compared texts that are left out of a row's softmax, because they are not wrong: copies
+    of the row's own text, and copies of any text that is relevant to the same own text."""
+
+    anchors: Int[Tensor, "rows"]
+    """A number for each row's own text, from 0."""
+    firsts: Int[Tensor, "anchors_1"]
+    """Where the right texts of each own text begin, and their number."""
+    starts: Int[Tensor, "right"]
+    lengths: Int[Tensor, "right"]
+    """The copies of each right text among the compared texts: a range of `by_text`."""
+    by_text: Int[Tensor, "compared"]
+    """The compared texts in the order of their numbers."""
+    targets: Int[Tensor, "rows"]
+    """The relevant text of each row, which is never left out of the row's own softmax."""
+
+    @classmethod
+    def among(cls, texts: Compared, numbers: Int[Tensor, "items"]) -> "FalseNegatives":
+        """Find them by the texts' numbers, which are equal for equal texts. Time and memory grow
+        with the number of texts, not with its square."""
+        own, compared = numbers[texts.own_at], numbers[texts.others_at]
+        own_texts, anchors = own.unique(return_inverse=True)
+        many = int(numbers.max()) + 1
+        keys = (anchors.repeat(2) * many + torch.cat([compared[texts.targets], own])).unique()
+        of_anchor, right = keys // many, keys % many  # sorted by both
+        in_order, by_text = compared.sort(stable=True)
+        starts = torch.searchsorted(in_order, right)
+        ends = torch.searchsorted(in_order, right, right=True)
+        firsts = torch.searchsorted(of_anchor, torch.arange(len(own_texts) + 1, device=own.device))
+        return cls(anchors, firsts, starts, ends - starts, by_text, texts.targets)
+
+    def mask(self, rows: Int[Tensor, "some"]) -> Bool[Tensor, "some compared"]:
+        """Return which texts are left out of the softmax of these rows."""
+        anchors = self.anchors[rows]
+        row, right = _expanded(self.firsts[anchors], self.firsts.diff()[anchors])
+        of_right, at = _expanded(self.starts[right], self.lengths[right])
+        mask = torch.zeros(len(rows), len(self.by_text), dtype=torch.bool, device=rows.device)
+        mask[row[of_right], self.by_text[at]] = True
+        mask[torch.arange(len(rows), device=rows.device), self.targets[rows]] = False
+        return mask
 
 
 @dataclass(frozen=True)
@@ -94,34 +183,38 @@ class Cosine:
     temperature: float
     """Not read."""
     chooses: ClassVar[bool] = False
+    joint: ClassVar[bool] = False
 
     def count(self, batch: Batch) -> int:
         return len(batch["similarities"]) - len(batch["choices"])
 
-    def scores(
-        self, texts: Compared, batch: Batch
-    ) -> tuple[Float[Tensor, "compared"], Float[Tensor, "compared"]]:
-        """Return the cosine of each pair, and its target similarity."""
-        cosines = (texts.own.index_select(0, texts.row_of) * texts.others).sum(-1)
-        return cosines, batch["similarities"][texts.others_at]
-
-    def part(self, scores: Float[Tensor, "compared"], targets: Tensor) -> LossPart:
-        return LossPart((scores - targets).square().sum(), len(scores), None)
+    def part(self, vectors: Float[Tensor, "items width"], batch: Batch) -> LossPart:
+        texts = Compared.of(batch["choices"])
+        return self._squared_errors(
+            _cosines(vectors, texts), batch["similarities"][texts.others_at]
+        )
 
     def soft_part(
         self,
-        scores: Float[Tensor, "compared"],
-        teachers: Float[Tensor, "compared"],
+        vectors: Float[Tensor, "items width"],
+        teachers: Float[Tensor, "items other_width"],
+        batch: Batch,
         temperature: float,
     ) -> LossPart:
-        return self.part(scores, teachers)
+        texts = Compared.of(batch["choices"])
+        return self._squared_errors(_cosines(vectors, texts), _cosines(teachers, texts))
+
+    def _squared_errors(
+        self, scores: Float[Tensor, "compared"], targets: Float[Tensor, "compared"]
+    ) -> LossPart:
+        return LossPart((scores - targets).square().sum(), len(scores), None)
 
 
 LOSSES: dict[VectorLoss, type[Contrastive] | type[Cosine]] = {
     "contrastive": Contrastive,
     "cosine": Cosine,
 }
-"""A loss says how many items a batch has, what their scores and targets are, and what they cost."""
+"""A loss says how many items a batch has, what they cost, and whether rows share it."""
 
 
 class Embedding(Objective):
@@ -134,8 +227,8 @@ class Embedding(Objective):
         text, text_pair, negatives     `contrastive`  so are the negatives, of all rows
         text, text_pair, score         `cosine`       the cosine should be the score
 
-    The batch defines the groups whose rows are each other's negatives; they do not depend on the
-    number of workers or the micro-batch size.
+    Rows of one global batch are each other's negatives, whatever the number of workers and the
+    micro-batch size.
     """
 
     name = "embedding"
@@ -143,20 +236,18 @@ class Embedding(Objective):
     in_transformers = False
     label_key = "similarities"
     position_key = "vector_starts"
+    joint_labels = ("texts",)
     graph_scores = VECTORS
 
     def __init__(self, loss: VectorLoss = "contrastive", temperature: float = 0.05) -> None:
         super().__init__()
         self.loss = LOSSES[loss](temperature)
-        self.chooses = self.loss.chooses
+        self.chooses, self.joint = self.loss.chooses, self.loss.joint
 
     def places(self, batch: Batch) -> Int[Tensor, "tokens"]:
         """Return the places of all tokens of the runs, run after run."""
         starts, ends = batch["vector_starts"], batch["vector_ends"]
-        lengths = ends - starts
-        before = lengths.cumsum(0) - lengths
-        shifts = (starts - before).repeat_interleave(lengths)
-        return shifts + torch.arange(len(shifts), device=shifts.device)
+        return _expanded(starts, ends - starts)[1]
 
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
@@ -174,7 +265,7 @@ class Embedding(Objective):
         return self.loss.count(batch)
 
     def part(self, logits: Float[Tensor, "items hidden"], batch: Batch) -> LossPart:
-        return self.loss.part(*self.loss.scores(_compared(logits, batch), batch))
+        return self.loss.part(logits, batch)
 
     def soft_part(
         self,
@@ -184,22 +275,14 @@ class Embedding(Objective):
         temperature: float,
     ) -> LossPart:
         """Compare cosines instead of vectors, since a teacher's vectors may be wider."""
-        student, teacher = (
-            self.loss.scores(_compared(vectors, batch), batch)[0] for vectors in (logits, teachers)
-        )
-        return self.loss.soft_part(student, teacher, temperature)
+        return self.loss.soft_part(logits, teachers, batch, temperature)
 
 
-def _compared(vectors: Float[Tensor, "items width"], batch: Batch) -> Compared:
-    """Split the batch's vectors into rows' own and those that they are compared with."""
+def _cosines(vectors: Float[Tensor, "items width"], texts: Compared) -> Float[Tensor, "compared"]:
+    """Return the cosine of each compared text with its row's own text."""
     unit = functional.normalize(vectors, dim=-1)
-    sizes = batch["choices"]
-    own_at = sizes.cumsum(0) - sizes
-    row_of = _counted(sizes)
-    is_compared = torch.arange(len(row_of), device=sizes.device) != own_at[row_of]
-    others_at = is_compared.nonzero()[:, 0]
-    own, others = unit.index_select(0, own_at), unit.index_select(0, others_at)
-    return Compared(own, others, own_at, others_at, row_of[others_at])
+    own = unit.index_select(0, texts.own_at[texts.row_of])
+    return (own * unit.index_select(0, texts.others_at)).sum(-1)
 
 
 def _means(hidden: Float[Tensor, "tokens hidden"], batch: Batch) -> Float[Tensor, "items hidden"]:
@@ -212,3 +295,12 @@ def _means(hidden: Float[Tensor, "tokens hidden"], batch: Batch) -> Float[Tensor
 def _counted(sizes: Int[Tensor, "groups"]) -> Int[Tensor, "members"]:
     """Return the group of each member."""
     return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
+
+
+def _expanded(
+    starts: Int[Tensor, "ranges"], lengths: Int[Tensor, "ranges"]
+) -> tuple[Int[Tensor, "members"], Int[Tensor, "members"]]:
+    """Return the range of each member, and the member, of ranges one after the other."""
+    range_of = _counted(lengths)
+    shifts = starts - (lengths.cumsum(0) - lengths)
+    return range_of, shifts[range_of] + torch.arange(len(range_of), device=starts.device)

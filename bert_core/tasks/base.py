@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 import numpy as np
@@ -39,13 +40,20 @@ class Options:
     """Options that are read from a model's weights, so that nobody may set them."""
     own_names: ClassVar[frozenset[str]] = frozenset()
     """Options about a model's own sizes, which its students do not take over."""
+    former_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Options that older bundles have and nothing reads any more → what to do instead."""
 
     @classmethod
     def check_given(cls, values: Container[str]) -> None:
         """Check the names of the options that a user gives.
 
-        Raises: ConfigError for one of `read_names`, which would have no effect.
+        Raises: ConfigError for one of `read_names` or `former_names`, which would have no effect.
         """
+        for name, instead in sorted(cls.former_names.items()):
+            if name in values:
+                raise ConfigError(
+                    f"options.{name}: wanted none, it is no option any more: {instead}"
+                )
         for name in sorted(cls.read_names):
             if name in values:
                 raise ConfigError(
@@ -172,8 +180,8 @@ class Task(Evaluated, ABC):
     implies_labels: bool = False
     """Whether labels follow from others, such as `I-place` from `B-place`, so that rows may lack
     them."""
-    group_rows: int = 1
-    """Number of consecutive training rows that have one joint loss."""
+    joint: bool = False
+    """Whether the training rows of a global batch have one joint loss."""
     examples: tuple[Any, ...]
     """One or more inputs as a caller sends them: shown in docs, and run to check that a model is
     ready."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 POOLING = "1_Pooling/config.json"
 _OF_OTHER: Mapping[VectorLoss, tuple[str, ...]] = {
-    "cosine": ("group_size", "temperature"),
+    "cosine": ("temperature",),
     "contrastive": ("highest_score",),
 }
 """Loss → the options that only the other one reads."""
@@ -120,17 +120,18 @@ class FeatureExtractionOptions(VectorOptions):
     """How a model turns a text into a vector, and how it is trained to do so."""
 
     own_names: ClassVar = frozenset({"layer", "dimensions"})
+    former_names: ClassVar = {
+        "group_size": "a row's negatives are the texts of its whole batch, set batch_size"
+    }
 
     normalize: bool = False
     """Whether vectors are scaled to length 1."""
     loss: VectorLoss | None = None
-    """`cosine` for training rows with a score, otherwise `contrastive` (in-batch negatives, also
-    called InfoNCE or MNRL); detected from the rows."""
+    """`cosine` for training rows with a score, otherwise `contrastive` (also called InfoNCE or
+    MNRL), for which the texts of the other rows of a batch, over all workers, are a row's
+    negatives; detected from the rows."""
     highest_score: PositiveFloat | None = None
     """The score of texts with the same meaning; by default, the highest in the training rows."""
-    group_size: Annotated[int, Range(least=2)] = 16
-    """Number of rows whose texts serve as each other's negatives. A group is computed at once, so a
-    micro-batch holds at least one group, and `batch_size` at least one per worker."""
     temperature: PositiveFloat = 0.05
     """Divisor of the cosines (Gao et al. 2021, section 3)."""
     dimensions: list[int] = field(default_factory=list)
@@ -224,8 +225,7 @@ class FeatureExtraction(Task, SentenceTransformer):
         self, labels: Sequence[str] = (), options: FeatureExtractionOptions | None = None
     ) -> None:
         super().__init__(labels, options)
-        if self.chosen.loss == "contrastive":
-            self.group_rows = self.chosen.group_size
+        self.joint = self.chosen.loss == "contrastive"
 
     @classmethod
     def from_rows(

@@ -1,8 +1,7 @@
 """The training loop for pretraining and fine-tuning, on one process or many.
 
-A step takes a rank's micro-batches of one global batch. Loss parts are sums; only this module
-divides them, by the counts of the whole global batch, so that the gradient depends on neither the
-number of workers nor the micro-batch size. Batches, reports and checkpoints are up to the caller.
+A step takes a rank's micro-batches of one global batch; `train.backward` computes its gradient.
+Batches, reports and checkpoints are up to the caller.
 """
 
 import math
@@ -10,14 +9,13 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from bert_core.batches import prefetched, row_lengths
 from bert_core.data.order import part_of_rank
@@ -25,7 +23,9 @@ from bert_core.data.windows import Window
 from bert_core.errors import RaybertError
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.torch_scores import scores_of
+from bert_core.train.backward import added, autocast, backward
 from bert_core.train.config import LoopConfig
+from bert_core.train.joint import Parts, joint_parts, local_parts, whole_losses
 from bert_core.train.parallel import (
     from_rank_0,
     gathered,
@@ -34,7 +34,6 @@ from bert_core.train.parallel import (
     joined_over_ranks,
     rank_of_world,
     replicated,
-    sum_gradients,
     sum_over_ranks,
 )
 from bert_core.train.sparse import sparse_gradients
@@ -153,7 +152,7 @@ def training_steps(
             for group in optimizer.param_groups:
                 group["lr"] = lr * group.get("lr_scale", 1.0)
             optimizer.zero_grad(set_to_none=True)
-            sums = _backward(trained, micro_batches, index, config)
+            sums = backward(trained, micro_batches, index, config)
             sparse.gather()
             grad_norm = _clipped(weights, max_grad_norm)
             if not math.isfinite(grad_norm):
@@ -210,54 +209,6 @@ def _row_norms(gradient: Tensor) -> Tensor:
     if gradient.is_cuda or gradient.ndim < 2 or is_part(gradient):
         return gradient
     return torch.linalg.vector_norm(gradient, dim=-1)
-
-
-def _backward(
-    model: nn.Module,
-    micro_batches: list[Batch],
-    index: int,
-    config: LoopConfig,
-) -> "_Sums":
-    """Compute the global batch's gradient into the parameters; return this rank's sums."""
-    rank, world_size = rank_of_world()
-    unwrapped: Any = model.module if isinstance(model, DistributedDataParallel) else model
-    device = next(model.parameters()).device
-    counts = _added([unwrapped.counts(batch) for batch in micro_batches])
-    divisors = _added([unwrapped.divisors(batch) for batch in micro_batches])
-    own = torch.tensor(list(divisors.values()), dtype=torch.float64)
-    whole = dict(zip(divisors, sum_over_ranks(own).tolist(), strict=True))
-    loss_sums: dict[str, Tensor] = {}
-    correct: dict[str, Tensor] = {}
-    for number, micro_batch in enumerate(micro_batches):
-        batch = {name: tensor.to(device, non_blocking=True) for name, tensor in micro_batch.items()}
-        # Dropout depends only on the position in the run, not on what ran before: a resumed run
-        # draws what an uninterrupted one draws, and no generator state needs saving.
-        torch.manual_seed(_dropout_seed(config.seed, index, rank, number))
-        last = number == len(micro_batches) - 1
-        with sum_gradients(model, now=last):
-            with autocast(device, config):
-                parts = model(batch)
-            # NOTE: gradients are averaged over ranks, but we want the sum.
-            loss = sum(
-                part.sum * (unwrapped.weights.get(name, 1.0) * world_size / (whole[name] or 1.0))
-                for name, part in parts.items()
-            )
-            loss.backward()
-        for name, part in parts.items():
-            loss_sums[name] = loss_sums.get(name, 0) + part.sum.detach()
-            if part.correct is not None:
-                correct[name] = correct.get(name, 0) + part.correct
-    return _Sums(loss_sums, correct, counts, divisors)
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """Sums of one step over this rank's micro-batches, by part."""
-
-    losses: dict[str, Tensor]
-    correct: dict[str, Tensor]
-    counts: dict[str, int]
-    divisors: dict[str, float]
 
 
 class Totals:
@@ -319,18 +270,25 @@ def evaluate(
     model.eval()
     with gathered(model):
         for micro_batches in batches:
-            for batch in micro_batches:
-                divisors = model.divisors(batch)
-                with autocast(device, config):
-                    parts = model({key: value.to(device) for key, value in batch.items()})
+            every = [_parts_of(model, batch, device, config) for batch in micro_batches]
+            whole = whole_losses([joint_parts(parts) for parts in every])
+            for name, divisor in added(map(model.divisors, micro_batches)).items():
+                totals.add(f"{name}/divisor", divisor)
+            for parts in [*map(local_parts, every), whole]:
                 for name, part in parts.items():
                     totals.add(f"{name}/count", part.count)
-                    totals.add(f"{name}/divisor", divisors[name])
                     totals.add(f"{name}/loss_sum", part.sum)
                     if part.correct is not None:
                         totals.add(f"{name}/correct", part.correct)
     model.train()
     return totals.means()
+
+
+def _parts_of(
+    model: ObjectiveModel, batch: Batch, device: torch.device, config: LoopConfig
+) -> Parts:
+    with autocast(device, config):
+        return model({key: value.to(device) for key, value in batch.items()})
 
 
 def evaluation_scores(
@@ -356,18 +314,3 @@ def evaluation_scores(
         )
     model.train()
     return joined_over_ranks(scores)
-
-
-def autocast(device: torch.device, config: LoopConfig) -> AbstractContextManager:
-    """Return a context that autocasts to bfloat16 if the config says so."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
-
-
-def _added(batches: list[dict[str, Any]]) -> dict[str, Any]:
-    return {name: sum(batch[name] for batch in batches) for name in batches[0]}
-
-
-def _dropout_seed(seed: int, step: int, rank: int, micro_batch: int) -> int:
-    # 2^61 - 1 is prime; distinct multipliers keep (step, rank, micro-batch) apart.
-    mixed = seed * 1_000_003 + step * 7_368_787 + rank * 15_485_863 + micro_batch * 32_452_843
-    return mixed % (2**61 - 1)

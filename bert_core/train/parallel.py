@@ -168,6 +168,23 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return summed.cpu()
 
 
+def rows_of_all_ranks(values: Tensor) -> Tensor:
+    """Return the rows of all ranks' `values`, rank after rank, on every rank; ranks may have
+    different numbers of rows, at least one. Collective."""
+    _, world_size = rank_of_world()
+    if world_size == 1:
+        return values
+    count = torch.tensor([len(values)], device=values.device)
+    counts = [torch.empty_like(count) for _ in range(world_size)]
+    dist.all_gather(counts, count)
+    sizes = [int(each) for each in counts]
+    own = values.new_zeros(max(sizes), *values.shape[1:])
+    own[: len(values)] = values
+    parts = [torch.empty_like(own) for _ in range(world_size)]
+    dist.all_gather(parts, own)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
 def joined_over_ranks(values: list[Any]) -> list[Any]:
     """Return the lists of all ranks, concatenated, on every rank. Collective."""
     _, world_size = rank_of_world()

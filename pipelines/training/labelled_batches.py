@@ -50,22 +50,26 @@ class LabelledRank:
             self.sets[split].windows for split in (TRAIN, SELECTION) if split in self.sets
         )
 
+    @property
+    def _measured_rows(self) -> int:
+        return max(MEASURED_ROWS, self.place.world_size)
+
     def batches(self, split: str, seed: int) -> RankBatches:
         """Return the batches of a set, with its rows in the seed's order."""
-        windows, group = self.sets[split].windows, self.task.group_rows
+        windows, joint = self.sets[split].windows, self.task.joint
         order: Order = GlobalOrder([len(windows)], seed=seed)
         if split == TRAIN:
             order = class_order(self.config.classes, self.task, windows, seed)
-        # A whole number of groups, and at least one for each worker.
-        measured = group * max(-(-MEASURED_ROWS // group), self.place.world_size)
+        # Rows with one loss are measured in batches as large as those that they are trained in.
+        trained = split == TRAIN or joint
         return RankBatches(
             source=WindowSource(windows, self.pad_id, self.packed_from),
             order=order,
-            global_batch_size=self.config.batch_size if split == TRAIN else measured,
+            global_batch_size=self.config.batch_size if trained else self._measured_rows,
             micro_batch_tokens=self.config.micro_batch_tokens,
             rank=self.place.rank,
             world_size=self.place.world_size,
-            group_rows=group,
+            joint=joint,
         )
 
     def measure(self, split: str, loop: LoopConfig, model: ObjectiveModel) -> dict[str, float]:

@@ -163,7 +163,7 @@ def encoded(
     Raises: ConfigError if `max_length` is too long for it, or a batch is too small for all workers;
         CorpusError if there are too few training rows, or a row does not fit the task.
     """
-    _check_groups(config.batch_size, config.most_workers, task, parts.rows[TRAIN])
+    _check_negatives(config.batch_size, task, parts.rows[TRAIN])
     training, selecting = len(parts.rows[TRAIN]), len(parts.rows.get(SELECTION, []))
     if training < config.batch_size:
         of_which = f", of which {selecting} are selection rows" if selecting else ""
@@ -196,16 +196,9 @@ def encoded(
     return sets
 
 
-def _check_groups(batch_size: int, workers: int, task: "Task", rows: list[dict[str, Any]]) -> None:
-    """Raise ConfigError if a batch has fewer groups of rows than there are workers, or is a single
-    row without negatives."""
-    if -(-batch_size // task.group_rows) < workers:
-        raise ConfigError(
-            f"batch_size: wanted at least a group of {task.group_rows} rows for each of "
-            f"{workers} workers, got {batch_size}: raise it, or lower "
-            "num_workers or options.group_size"
-        )
-    alone = task.group_rows > 1 and batch_size == 1
+def _check_negatives(batch_size: int, task: "Task", rows: list[dict[str, Any]]) -> None:
+    """Raise ConfigError if a batch is a single row without negatives."""
+    alone = task.joint and batch_size == 1
     if alone and not all(row.get("negatives") for row in rows):
         raise ConfigError(
             "batch_size: wanted at least 2, since a row's negatives are the other texts of its "

@@ -259,7 +259,7 @@ def test_every_task_trains(
     order = GlobalOrder([len(windows)], seed=0)
     walk(
         model.to(CUDA),
-        RankBatches(source, order, 8, 200, group_rows=task.group_rows),
+        RankBatches(source, order, 8, 200, joint=task.joint),
         "bf16",
     )
 

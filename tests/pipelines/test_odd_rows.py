@@ -197,16 +197,15 @@ def test_an_evaluation_counts_the_rows_that_are_empty_or_cut(
         evaluate.run(replace(evaluation, held_out=unseen, output=f"{evaluation.output}-unseen"))
 
 
-def test_a_batch_without_a_group_for_each_worker_is_refused_by_name_before_ray_starts(
+def test_an_option_of_earlier_versions_is_refused_before_ray_starts(
     tuning: FinetuneConfig, written: Written
 ) -> None:
     pairs = written("pairs.jsonl", [{"text": f"{n} a", "text_pair": f"{n} b"} for n in range(40)])
     embedding = replace(
         tuning, task="feature-extraction", train=pairs, held_out=None, batch_size=16, num_workers=2,
-        address="127.0.0.1:1",
+        address="127.0.0.1:1", options={"group_size": 8},
     )  # fmt: skip
-    message = "^batch_size: wanted at least a group of 16 rows for each of 2 workers, got 16: raise"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"^options\.group_size: wanted none, it is no"):
         finetune.run(embedding)
 
 

@@ -18,7 +18,7 @@ from bert_core.errors import ConfigError
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoder
 from bert_core.model.variants import VARIANTS
-from bert_core.objectives.base import Batch, Objective, ObjectiveModel, soft_cross_entropy
+from bert_core.objectives.base import Batch, LossPart, Objective, ObjectiveModel, soft_cross_entropy
 from bert_core.objectives.classification import Classification, ProblemType
 from bert_core.objectives.distillation import Distillation, fitting_map, with_layers
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
@@ -206,6 +206,7 @@ def test_scores_are_those_that_each_gives_alone() -> None:
     wanted = sum(divergence(a, b, 2.0) for a, b in zip(own, its, strict=True))
     assert parts["soft"].sum.item() == pytest.approx(wanted, rel=1e-4)
     plain = ObjectiveModel.forward(model, batch)["mlm"]
+    assert isinstance(plain, LossPart)
     torch.testing.assert_close(parts["mlm"].sum, plain.sum)
     assert {name: part.count for name, part in parts.items()} == model.counts(batch)
 

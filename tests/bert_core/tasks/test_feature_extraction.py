@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bert_core.batches import collate
 from bert_core.bundle.format import load_bundle
+from bert_core.bundle.record import write_record
 from bert_core.errors import ConfigError, CorpusError, FormatError, InputError
 from bert_core.inference.predictor import Predictor
 from bert_core.model.hf import encoder_config_from_huggingface
@@ -189,18 +190,32 @@ def test_invalid_options_are_refused(folder: Path) -> None:
         ({"pooling": "max"}, r"options.pooling: wanted one of mean, cls, got text \(\"max\"\)"),
         ({"layer": 0}, "layer: wanted at least 1, got 0"),
         ({"layer": 4}, "options.layer: wanted at most 3, the number of layers of the model, got 4"),
-        ({"group_size": 1}, "group_size: wanted at least 2, got 1"),
         ({"temperature": 0.0}, "temperature: wanted above 0, got 0.0"),
     ):
         with pytest.raises(ConfigError, match=message):
             Predictor(folder, task="feature-extraction", options=options)
 
 
-def loss_of(task: FeatureExtraction, rows: list[dict], groups: list[int]) -> tuple[Any, Any]:
+def test_an_option_that_is_gone_says_what_to_do_and_older_bundles_are_read(tmp_path: Path) -> None:
+    message = "options.group_size: wanted none, it is no option any more: a row's negatives are"
+    with pytest.raises(ConfigError, match=message):
+        FeatureExtraction.options.check_given({"group_size": 32})
+    task = FeatureExtraction.from_rows(PAIRS)
+    folder = tiny.bundle(tmp_path / "bundle", TOKENIZER, CONFIG, task=task)
+    record = json.loads((folder / "raybert.json").read_text())
+    options = record["options"] | {"group_size": 16}
+    names = list(record.pop("files"))
+    write_record(folder, record | {"options": options}, names)
+    bundle = load_bundle(folder)
+    assert bundle.task is not None
+    assert bundle.task.record == task.record
+
+
+def loss_of(task: FeatureExtraction, rows: list[dict]) -> tuple[Any, Any]:
     """The part, and the vectors of each row's texts, scaled to length 1."""
     model = tiny.model(CONFIG, task.build_objective).double().eval()
     windows = task.encode(rows, TOKENIZER, 24, labelled=True)
-    batch = collate(windows, TOKENIZER.pad_id) | {"groups": torch.tensor(groups)}
+    batch = collate(windows, TOKENIZER.pad_id)
     vectors = model.logits(batch)["embedding"].detach()
     unit = (vectors / vectors.norm(dim=1, keepdim=True)).split([len(one.ids) for one in windows])
     return model(batch)["embedding"], unit
@@ -208,16 +223,14 @@ def loss_of(task: FeatureExtraction, rows: list[dict], groups: list[int]) -> tup
 
 def test_the_contrastive_loss_is_that_of_its_definition() -> None:
     task = FeatureExtraction.from_rows(PAIRS)
-    part, vectors = loss_of(task, PAIRS, [2, 1])
-    wanted, right = torch.zeros(()), 0
-    for group in ([0, 1], [2]):
-        candidates = torch.cat([vectors[row][1:] for row in group])
-        place = 0
-        for row in group:
-            scores = candidates @ vectors[row][0] / 0.05
-            wanted = wanted - scores.log_softmax(0)[place]
-            right += int(scores.argmax() == place)
-            place += len(vectors[row]) - 1
+    part, vectors = loss_of(task, PAIRS)
+    candidates = torch.cat([texts[1:] for texts in vectors])
+    wanted, right, place = torch.zeros(()), 0, 0
+    for texts in vectors:
+        scores = candidates @ texts[0] / 0.05
+        wanted = wanted - scores.log_softmax(0)[place]
+        right += int(scores.argmax() == place)
+        place += len(texts) - 1
     torch.testing.assert_close(part.sum, wanted.double())
     assert (part.count, int(part.correct)) == (3, right)
 
@@ -229,7 +242,7 @@ def test_a_rows_right_answers_are_not_its_negatives() -> None:
         {"text": "the sea", "text_pair": "green"},  # another is right for the same text
         {"text": "tree", "text_pair": "the sea"},  # the text itself
     ]
-    part, vectors = loss_of(FeatureExtraction.from_rows(rows), rows, [4])
+    part, vectors = loss_of(FeatureExtraction.from_rows(rows), rows)
     # The right one first, then those that it is told from.
     told_from = [[0], [1, 2, 3], [2], [3, 0, 1, 2]]
     wanted = torch.zeros(()).double()
@@ -245,8 +258,8 @@ def test_the_loss_of_scores_is_the_squared_error_of_the_cosine() -> None:
         {"text": "a tree", "text_pair": "sea", "score": 1.0},
     ]
     task = FeatureExtraction.from_rows(rows)
-    assert (task.chosen.loss, task.chosen.highest_score, task.group_rows) == ("cosine", 5.0, 1)
-    part, vectors = loss_of(task, rows, [2])
+    assert (task.chosen.loss, task.chosen.highest_score, task.joint) == ("cosine", 5.0, False)
+    part, vectors = loss_of(task, rows)
     cosines = [float(each[0] @ each[1]) for each in vectors]
     assert float(part.sum.detach()) == pytest.approx(
         (cosines[0] - 1) ** 2 + (cosines[1] - 0.2) ** 2

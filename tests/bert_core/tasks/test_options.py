@@ -118,7 +118,7 @@ def seen(of: type[Task], records: list[dict[str, Any]], options: Any) -> str:
     (objective,) = model.objectives.values()
     numbers = {name: value for name, value in vars(objective).items() if _is_plain(value)}
     parts = [
-        encoder, task.group_rows, task.max_length, numbers, type(objective), windows,
+        encoder, task.joint, task.max_length, numbers, type(objective), windows,
         np.round([float(number) for number in _numbers([*answers, *of_texts])], 5).tolist(),
         task.metrics(task.compare(rows, answers)), task.by_class(task.compare(rows, answers)),
         *files_of(task, encoder),

@@ -72,33 +72,31 @@ def test_few_rows_of_a_class_are_drawn_for_every_label_however_long() -> None:
     assert [row for row in rows if row in few] == few, "in order"
 
 
-def test_groups_are_measured_by_any_number_of_workers() -> None:
-    """A batch has a group for each, and the same groups for all numbers."""
+def test_rows_with_one_loss_are_measured_in_the_batches_of_training_by_any_number_of_workers() -> (
+    None
+):
     import torch
 
     from pipelines.training.labelled_batches import LabelledRank
     from pipelines.training.worker import RankPlace
     from tests import tiny
 
-    options = FeatureExtraction.options(loss="contrastive", group_size=100)
-    task = FeatureExtraction(options=options)
+    task = FeatureExtraction(options=FeatureExtraction.options(loss="contrastive"))
     rows = [{"text": "the sea", "text_pair": "a tree"} for _ in range(520)]
     sets = {"held_out": LabelledSet(rows, task.encode(rows, tiny.tokenizer(), 8, labelled=True), 0)}
-    config = FinetuneConfig(output="a", model="b", task=task.name, batch_size=800, num_workers=0)
+    config = FinetuneConfig(output="a", model="b", task=task.name, batch_size=100, num_workers=0)
     encoder, device = tiny.encoder_config(tiny.tokenizer().vocab_size), torch.device("cpu")
     for workers in (1, 3, 8):
-        groups = [
-            int(size)
+        sizes = [
+            sum(len(batch["rows"]) for batch in micro_batches)
             for rank in range(workers)
             for micro_batches in LabelledRank(
                 config, RankPlace(rank, workers, device), encoder, 0, task, sets
             )
             .batches("held_out", 0)
             .once()
-            for batch in micro_batches
-            for size in batch["groups"]
         ]
-        assert sorted(groups) == [20, 100, 100, 100, 100, 100]
+        assert sorted(sizes) == [20, 100, 100, 100, 100, 100]
 
 
 def test_f1_is_that_of_a_named_label() -> None:
