@@ -33,16 +33,22 @@ def gradient(loss: Tensor, vectors: Tensor) -> Tensor:
     return slopes
 
 
+@pytest.fixture(scope="module")
+def losses() -> Any:
+    """Those of sentence-transformers, whose import takes seconds."""
+    from sentence_transformers.sentence_transformer import losses
+
+    return losses
+
+
 @pytest.mark.parametrize("negatives", [0, 1, 3])
 @pytest.mark.parametrize("temperature", [0.05, 0.2])
 def test_the_contrastive_loss_is_that_of_sentence_transformers(
-    negatives: int, temperature: float
+    negatives: int, temperature: float, losses: Any
 ) -> None:
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-
     rows, texts = 7, 2 + negatives
     vectors = vectors_of(rows * texts)
-    theirs: Any = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=1 / temperature)  # type: ignore[arg-type]
+    theirs = losses.MultipleNegativesRankingLoss(torch.nn.Identity(), scale=1 / temperature)
     columns = list(vectors.view(rows, texts, WIDTH).unbind(1))
     wanted = theirs.compute_loss_from_embeddings(columns, None)
     part = Embedding("contrastive", temperature).part(vectors, batch_of([texts] * rows))
