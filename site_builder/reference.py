@@ -11,6 +11,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import bert_core.errors
+from bert_core import wording
 from bert_core.checks import default_of
 from bert_core.tasks.guide import docstrings
 from pipelines.cli import EXIT_CODES
@@ -51,11 +52,10 @@ def sources() -> frozenset[str]:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table without the columns that are empty; a `|` within a cell is escaped."""
+    """A Markdown table without the columns that are empty."""
     kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-    lines = [[line[place] for place in kept] for line in (columns, ["---"] * len(columns), *rows)]
-    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
+    head, *lines = ([line[place] for place in kept] for line in (columns, *rows))
+    return f"{wording.table(head, lines)}\n"
 
 
 def _file(word: str) -> str:

@@ -86,9 +86,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run | None:
-    """Return the content of `mlflow_run.json`; None if there is none. Raises: FormatError.
-    Raises: FormatError.
-    """
+    """Return the content of `mlflow_run.json`; None if there is none. Raises: FormatError."""
     try:
         data = (folder / RUN).read_bytes()
     except FileNotFoundError:
