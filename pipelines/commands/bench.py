@@ -211,7 +211,8 @@ def inputs_of(source: str) -> list[Any]:
 
 
 def _column_of(source: str) -> list[str]:
-    """Return the texts in the column `text` of a CSV or TSV file."""
+    """Return the texts in the column `text` of a CSV or TSV file. Raises: CorpusError naming a row
+    that cannot be read."""
     with files.open_stream(source) as stream:
         table = TextTable(stream, source)
         if TEXT not in table.columns:
@@ -220,7 +221,12 @@ def _column_of(source: str) -> list[str]:
                 f"{', '.join(table.columns)}: rename one, or write JSONL"
             )
         place = table.columns.index(TEXT)
-        texts = [row.cells[place] for row in table.rows() if row.cells and not row.fault]
+        texts = []
+        for row in table.rows():
+            if row.fault:
+                raise CorpusError(f"{source}, line {row.line:,}: {row.fault}")
+            if row.cells:
+                texts.append(row.cells[place])
     if not any(text.strip() for text in texts):
         raise CorpusError(f"source: wanted texts in {source}, got none")
     return [text for text in texts if text.strip()]

@@ -250,9 +250,8 @@ def _named_splits(metadata: dict[str, Any], source: str) -> dict[str, list[str]]
     splits: dict[str, list[str]] = {}
     for entry in named:
         paths = [entry["path"]] if isinstance(entry["path"], str) else entry["path"]
-        splits.setdefault(entry.get("split", TRAIN), []).extend(
-            files.join(source, path) for path in paths
-        )
+        split = str(entry.get("split") or TRAIN)  # YAML reads `split: 2024` as a number
+        splits.setdefault(split, []).extend(files.join(source, path) for path in paths)
     return splits
 
 

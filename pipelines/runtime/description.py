@@ -72,9 +72,14 @@ def command(stage: str, config: Any, left_out: set[str]) -> str:
 
 
 def folded(command: str) -> str:
-    """Return a command line over several lines, with an option on each."""
+    """Return a command line over several lines, with an option on each; one that was cut, as MLflow
+    keeps a long one, unchanged."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # it was cut within quotes
+        return command
     lines: list[str] = []
-    for word in shlex.split(command):
+    for word in words:
         if word.startswith("--") or not lines:
             lines.append(f"  {word}" if lines else word)
         else:

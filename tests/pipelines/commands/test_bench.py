@@ -175,7 +175,10 @@ def test_only_the_texts_of_a_table_are_sent(kind: str, mark: str, tmp_path: Path
 
 
 def test_a_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    latin, odd = tmp_path / "latin.txt", tmp_path / "odd.jsonl"
+    latin, odd, cells = (tmp_path / name for name in ("latin.txt", "odd.jsonl", "cells.csv"))
+    cells.write_text("label,text\na,one\nb,two,words\n")
+    with pytest.raises(CorpusError, match=r"cells.csv, line 3: wanted 2 cells, .* got 3: quote"):
+        inputs_of(str(cells))
     latin.write_bytes(b"caf\xe9\n")
     odd.write_text('"a text"\n')
     with pytest.raises(CorpusError, match=r"latin.txt: wanted UTF-8, byte 0xe9 at offset 3 is not"):

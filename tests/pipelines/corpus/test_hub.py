@@ -211,6 +211,15 @@ def test_a_split_has_the_name_that_its_card_gives(tmp_path: Path) -> None:
         labelled_paths(source, "held_out", split="all")
 
 
+@pytest.mark.parametrize(("split", "asked"), [("2024", "2024"), ("null", None)])
+def test_a_split_of_a_card_may_be_a_number_and_one_without_a_name_is_for_training(
+    tmp_path: Path, split: str, asked: str | None
+) -> None:
+    lines = [line.replace("split: train,", f"split: {split},") for line in SPLITS]
+    source = data_set(tmp_path, card(*lines), LABELLED)
+    assert labelled_paths(source, "train", split=asked) == ["train-0.csv", "train-1.csv"]
+
+
 def test_files_that_are_named_are_read_whatever_their_names(tmp_path: Path) -> None:
     source = data_set(tmp_path, card("license: mit"), LABELLED)
     assert labelled_paths(f"{source}/data/test.csv", "train")[0].endswith("/test.csv")

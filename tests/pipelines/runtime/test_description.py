@@ -76,6 +76,11 @@ def test_the_command_makes_the_same_output(path: Path) -> None:
     assert (again.output, determining_fields(again)) == (config.output, determining_fields(config))
 
 
+def test_a_command_that_was_cut_within_quotes_is_shown_as_it_is() -> None:
+    command = 'raybert prepare --corpus.source \'["a.txt", …'
+    assert folded(command) == command
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [
