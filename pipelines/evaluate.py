@@ -31,7 +31,7 @@ from pipelines.corpus.labelled import (
 )
 from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.outputs import local_outputs
-from pipelines.runtime.progress import BROKEN, CUT, SEEN, print_remarks, say
+from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, print_remarks, say
 from pipelines.runtime.result import SPREAD, Counts, Result, spread
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, StageConfig
@@ -80,8 +80,10 @@ class EvaluateCounts(Counts):
     """95 % intervals by metric."""
     baseline: Mapping[str, float] = field(metadata=spread("baseline_{}"))
     """Metrics of the best answer that ignores the input, as far as the task has them."""
-    remarks: Mapping[str, float | str] = field(metadata=SPREAD)
-    """About the rows, and how far probabilities are to be believed."""
+    calibration: Mapping[str, float] = field(default_factory=dict, metadata=SPREAD)
+    """How far probabilities are to be believed; empty if answers have none."""
+    remarks: Mapping[str, int | str] = field(metadata=SPREAD)
+    """Rows that were changed, left out or seen before."""
     tokens_per_s: float
 
     def entries(self) -> dict[str, Any]:
@@ -100,14 +102,15 @@ class EvaluateCounts(Counts):
     @property
     def line(self) -> str:
         main = self.primary_metric
-        return f"{score(main, self.metrics[main])} ({self.interval(main)}), {self.rows:,} rows"
+        rows = counted(self.rows, "row")
+        return f"{score(main, self.metrics[main])} ({self.interval(main)}), {rows}"
 
     @property
     def sentence(self) -> str:
         main = self.primary_metric
         return (
-            f"Measured on {self.rows:,} rows, the model has {score(main, self.metrics[main])}; the "
-            f"95 % interval is {self.interval(main)}."
+            f"Measured on {counted(self.rows, 'row')}, the model has "
+            f"{score(main, self.metrics[main])}; the 95 % interval is {self.interval(main)}."
         )
 
     @property
@@ -171,7 +174,8 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
         metrics=metrics,
         intervals=ranges,
         baseline=baseline,
-        remarks={**({} if fit is None else _calibration(fit)), **remarks, BROKEN: read.broken},
+        calibration={} if fit is None else _calibration(fit),
+        remarks={**remarks, BROKEN: read.broken},
         tokens_per_s=predicted.tokens / seconds,
     )
 

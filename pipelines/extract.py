@@ -40,6 +40,7 @@ from pipelines.corpus.digest import ordered_corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.inputs import bundle_input
+from pipelines.runtime.progress import counted
 from pipelines.runtime.result import Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT
@@ -141,7 +142,7 @@ class DocumentInput:
 class ExtractCounts(PartsCounts):
     @property
     def sentence(self) -> str:
-        return f"Fields were extracted from {self.rows:,} documents."
+        return f"Fields were extracted from {counted(self.rows, 'document')}."
 
 
 def run(config: ExtractConfig) -> Manifest:

@@ -90,12 +90,13 @@ class GlueCounts(Counts):
 
     @property
     def line(self) -> str:
-        return f"{self.rows:,} rows"
+        return counted(self.rows, "row")
 
     @property
     def sentence(self) -> str:
         filled = "" if self.filled_rows is None else f"; {self.filled_rows:,} others are filled in"
-        return f"The submission has answers to {self.rows:,} rows of GLUE's test sets{filled}."
+        rows = counted(self.rows, "row")
+        return f"The submission has answers to {rows} of GLUE's test sets{filled}."
 
 
 def run(config: GlueConfig) -> Manifest:

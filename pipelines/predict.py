@@ -37,7 +37,7 @@ from pipelines.corpus.digest import ordered_corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.inputs import bundle_input
-from pipelines.runtime.progress import CUT
+from pipelines.runtime.progress import CUT, counted
 from pipelines.runtime.result import Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT
@@ -83,7 +83,7 @@ class PredictConfig(RowsConfig):
 class PredictCounts(PartsCounts):
     @property
     def sentence(self) -> str:
-        return f"The model answered {self.rows:,} rows."
+        return f"The model answered {counted(self.rows, 'row')}."
 
 
 def run(config: PredictConfig) -> Manifest:

@@ -67,7 +67,7 @@ from pipelines.corpus.sources import Corpus, corpus_size_bytes, list_corpus
 from pipelines.runtime.description import CARD_OF_DATA
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.inputs import tokenizer_input
-from pipelines.runtime.progress import meter
+from pipelines.runtime.progress import counted, meter
 from pipelines.runtime.result import SPREAD, Counts, Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, REMARK, StageConfig
@@ -128,18 +128,19 @@ class PrepareCounts(Counts):
 
     @property
     def line(self) -> str:
-        return f"{amount(self.tokens)} tokens, {self.rows:,} rows"
+        return f"{amount(self.tokens)} tokens, {counted(self.rows, 'row')}"
 
     @property
     def sentence(self) -> str:
         return (
-            f"{self.documents:,} documents with {amount(self.tokens)} tokens were cut into "
-            f"{self.rows:,} rows of up to {self.max_length} tokens."
+            f"{counted(self.documents, 'document')} with {amount(self.tokens)} tokens "
+            f"{'was' if self.documents == 1 else 'were'} cut into {counted(self.rows, 'row')} of "
+            f"up to {self.max_length} tokens."
         )
 
     @property
     def headline(self) -> Headline:
-        return Headline(label="tokens", value=amount(self.tokens), beside=f"{self.rows:,} rows")
+        return Headline(label="tokens", value=amount(self.tokens), beside=counted(self.rows, "row"))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pipelines.answering.parts import ROWS
 from pipelines.corpus.readers import parquet
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.inputs import input_digest
-from pipelines.runtime.progress import meter
+from pipelines.runtime.progress import counted, meter
 from pipelines.runtime.result import Counts, Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, StageConfig
@@ -61,11 +61,16 @@ class SearchCounts(Counts):
 
     @property
     def line(self) -> str:
-        return f"{self.queries:,} queries, {self.rows:,} rows"
+        return f"{self._queries}, {counted(self.rows, 'row')}"
 
     @property
     def sentence(self) -> str:
-        return f"{self.queries:,} queries were compared with {self.rows:,} rows."
+        were = "was" if self.queries == 1 else "were"
+        return f"{self._queries} {were} compared with {counted(self.rows, 'row')}."
+
+    @property
+    def _queries(self) -> str:
+        return counted(self.queries, "query", "queries")
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class VocabCounts(Counts):
     def sentence(self) -> str:
         return (
             f"The vocabulary has {self.vocab_size:,} word pieces, learnt from "
-            f"{amount(self.words)} words of {self.documents:,} documents."
+            f"{amount(self.words)} words of {counted(self.documents, 'document')}."
         )
 
 

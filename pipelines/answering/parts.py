@@ -32,7 +32,7 @@ from pipelines.corpus.readers.delimited import read_cells
 from pipelines.corpus.readers.parquet import read_row_groups
 from pipelines.corpus.sources import Corpus
 from pipelines.runtime.distribute import run_tasks
-from pipelines.runtime.progress import CUT, meter, print_remarks, say
+from pipelines.runtime.progress import CUT, counted, meter, print_remarks, say
 from pipelines.runtime.result import SPREAD, Counts, Result, spread
 from pipelines.runtime.stage_config import INPUT, StageConfig
 
@@ -239,7 +239,7 @@ class PartsCounts(Counts):
 
     @property
     def line(self) -> str:
-        return f"{self.rows:,} rows"
+        return counted(self.rows, "row")
 
 
 P = TypeVar("P", bound=PartsCounts)

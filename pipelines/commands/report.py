@@ -39,7 +39,7 @@ from pipelines.runtime.description import (
     folded,
     run_link,
 )
-from pipelines.runtime.progress import say
+from pipelines.runtime.progress import counted, say
 from tracking.runs.curves import Curve
 from tracking.runs.goodput import duration
 from tracking.runs.metric_names import ACTIVITIES, CURVES
@@ -157,6 +157,7 @@ def write_report(
         lstrip_blocks=True,
     )
     page = environment.get_template(TEMPLATE).render(
+        counted=counted,
         style=Markup(style()),
         title=title or ", ".join(run.name for run in runs),
         code=next((run.manifest.code_version for run in runs), ""),

@@ -14,7 +14,7 @@ from bert_core import files
 from bert_core.data.splits import HELD_OUT, SELECTION, TRAIN
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig, ScheduleConfig
-from pipelines.runtime.progress import SEEN, say
+from pipelines.runtime.progress import SEEN, counted, say
 from pipelines.runtime.result import SPREAD, Result, spread
 from pipelines.training.classes import ClassesConfig, class_loss, class_order
 from pipelines.training.config import LabelledTrainingConfig
@@ -122,19 +122,20 @@ class SeedsCounts(TrainingCounts):
             return f"{held_out}{seeds}"
         if (selected := self._score(f"{SELECTION}_")) is not None:
             return f"{selected} on the selection rows{seeds}"
-        return f"{self.steps:,} steps on {self.train_rows:,} rows{seeds}"
+        return f"{counted(self.steps, 'step')} on {counted(self.train_rows, 'row')}{seeds}"
 
     @property
     def sentence(self) -> str:
-        trained = f"{self.how} on {self.given_rows:,} labelled rows"
+        trained = f"{self.how} on {counted(self.given_rows, 'labelled row')}"
         over = f" over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
         if (held_out := self._score("")) is not None:
             main, than = str(self.primary_metric), ""
             if main in self.baseline:
                 than = f" (without reading the text: {figure(main, self.baseline[main])})"
-            rows = f"{self.held_out_rows:,} rows it has not seen"
+            held_out_rows = self.held_out_rows or 0
+            rows = f"{counted(held_out_rows, 'row')} it has not seen"
             if seen := self.remarks.get(f"{HELD_OUT}_{SEEN}"):
-                rows = f"{self.held_out_rows:,} held-out rows, {seen:,} of which it has seen"
+                rows = f"{counted(held_out_rows, 'held-out row')}, {seen:,} of which it has seen"
             return f"{trained}, it reaches {held_out}{over} on {rows}{than}."
         if (selected := self._score(f"{SELECTION}_")) is not None:
             return f"{trained}, it reaches {selected}{over} on the rows that selected it."

@@ -210,12 +210,14 @@ PARTS: dict[str, Any] = {
             "The exported graph is 24.6 MB; its scores differ from the model's by 3.1e-06 at most.",
         ),
         (PredictCounts(**PARTS), "1,200 rows", "The model answered 1,200 rows."),
+        (PredictCounts(**PARTS | {"rows": 1}), "1 row", "The model answered 1 row."),
         (ExtractCounts(**PARTS), "1,200 rows", "Fields were extracted from 1,200 documents."),
         (
             SearchCounts(queries=3, rows=1200),
             "3 queries, 1,200 rows",
             "3 queries were compared with 1,200 rows.",
         ),
+        (SearchCounts(queries=1, rows=1), "1 query, 1 row", "1 query was compared with 1 row."),
         (
             GlueCounts(rows=5463, filled_rows=277, scores={}),
             "5,463 rows",

@@ -181,7 +181,7 @@ def test_it_says_what_was_learnt_and_what_is_taken_for_what(
     page = (tmp_path / "r.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
     assert "it reaches accuracy 75.0 % ± 5.0 % over 2 seeds on 100 rows it has not seen" in page
     assert "has accuracy 55.0 %: pretraining is worth 20.0 points, standard error 0.0." in page
-    assert "The most frequent error is spam predicted as ham (1 rows)." in page
+    assert "The most frequent error is spam predicted as ham (1 row)." in page
     assert '<td style="--s: 0.500">1</td>' in page
     assert f"<pre>raybert finetune \\\n  --output {folders[1]}</pre>" in page
 

@@ -321,7 +321,7 @@ def test_a_failed_run_says_why_until_it_is_resumed(config: CopyConfig, tmp_path:
     run(config, [])
     [finished] = runs_of(config)
     assert (finished.info.run_id, finished.info.status) == (failed.info.run_id, "FINISHED")
-    assert finished.data.tags["result"] == "0 queries, 1 rows"
+    assert finished.data.tags["result"] == "0 queries, 1 row"
 
 
 @pytest.mark.guard
