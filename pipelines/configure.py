@@ -60,6 +60,9 @@ COMMANDS = {
     "promote": Command(
         "pipelines.commands.promote", "PromoteConfig", "move an alias of the registry to a version"
     ),
+    "compare": Command(
+        "pipelines.commands.compare", "CompareConfig", "measure two models on the same rows"
+    ),
     "quickstart": Command(
         "pipelines.commands.quickstart", "QuickstartConfig", "the whole pipeline, in minutes"
     ),

@@ -11,7 +11,7 @@ from pipelines.configure import STAGES
 PARTS = ("inspect", "list", "promote", "report", "ui")
 """Commands of which a part works without the extra."""
 EXTRAS = {
-    **dict.fromkeys([*STAGES, *PARTS], "train"),
+    **dict.fromkeys([*STAGES, *PARTS, "compare"], "train"),
     "serve": "serve",
     "quickstart": "quickstart",
 }

@@ -87,6 +87,32 @@ def not_worse(
     Raises: ConfigError if there are no rows, if the models have different numbers of them, or if a
         model lacks the metric.
     """
+    found = differences(metrics, new, old, samples=samples, confidence=confidence, seed=seed)
+    if metric not in found:
+        raise ConfigError(
+            f"metric: wanted one that both models have on these rows, got {metric!r}: compare by "
+            "another one"
+        )
+    difference, low, high = found[metric]
+    rows = len(next(iter(new.values())))
+    return Verdict(bool(high >= 0), metric, difference, low, high, rows)
+
+
+def differences(
+    metrics: Metrics,
+    new: Columns,
+    old: Columns,
+    *,
+    samples: int = SAMPLES,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> dict[str, tuple[float, float, float]]:
+    """Return new − old of each metric that both models have, with the ends of its interval by
+    paired bootstrap: each draw takes the same rows of both.
+
+    Args: as those of `not_worse`.
+    Raises: ConfigError if there are no rows, or if the models have different numbers of them.
+    """
     counts = {len(column) for columns in (new, old) for column in columns.values()}
     if len(counts) != 1 or not max(counts):
         raise ConfigError(
@@ -94,24 +120,23 @@ def not_worse(
             "score both on one set of rows"
         )
 
-    def difference(rows: np.ndarray) -> float | None:
-        """Return new − old; None if these rows lack the metric, as when no row of a rare kind is
-        drawn."""
+    def of(rows: np.ndarray) -> dict[str, float]:
         ours, theirs = metrics(_rows_of(new, rows)), metrics(_rows_of(old, rows))
-        return ours[metric] - theirs[metric] if metric in ours and metric in theirs else None
+        return {name: ours[name] - theirs[name] for name in ours if name in theirs}
 
-    (rows,) = counts
-    whole = difference(np.arange(rows))
-    if whole is None:
-        raise ConfigError(
-            f"metric: wanted one that both models have on these rows, got {metric!r}: compare by "
-            "another one"
-        )
-    drawn = [difference(sample) for sample in _draws(new, samples, seed)]
-    differences = [value for value in drawn if value is not None]
+    whole = of(np.arange(max(counts)))
+    drawn: dict[str, list[float]] = {name: [] for name in whole}
+    for sample in _draws(new, samples, seed):
+        # A metric may be missing, as when no row of a rare kind is drawn.
+        for name, value in of(sample).items():
+            drawn.setdefault(name, []).append(value)
     tail = (1 - confidence) / 2
-    low, high = np.quantile(differences, [tail, 1 - tail])
-    return Verdict(bool(high >= 0), metric, whole, float(low), float(high), rows)
+    found = {}
+    for name, value in whole.items():
+        if drawn[name]:
+            low, high = np.quantile(drawn[name], [tail, 1 - tail])
+            found[name] = value, float(low), float(high)
+    return found
 
 
 def _draws(columns: Columns, samples: int, seed: int) -> Iterator[np.ndarray]:

@@ -58,6 +58,20 @@ def predict_rows(
     return RowAnswers([answer for part in answers for answer in part], tokens, cut)
 
 
+def predict_here(folder: Path, rows: Sequence[Row], threads: int) -> RowAnswers:
+    """Answer every row with a model in this process."""
+    parts: list[dict[str, Any]] = []
+    with meter("predicting", len(rows), "rows") as progress:
+        for start in range(0, len(rows), ROWS_PER_TASK):
+            part = start, rows[start : start + ROWS_PER_TASK]
+            parts.append(_predict(folder, threads, None, NO_OPTIONS, part))
+            progress.add(len(parts[-1]["answers"]))
+    answers = [answer for part in parts for answer in part["answers"]]
+    return RowAnswers(
+        answers, sum(part["tokens"] for part in parts), sum(part["cut"] for part in parts)
+    )
+
+
 def _predict(
     folder: Path,
     threads: int,
