@@ -2,11 +2,13 @@
 
 import importlib
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert_core.errors import ResourceError
-from bert_core.manifest import Manifest
 from pipelines.configure import STAGES
+
+if TYPE_CHECKING:
+    from bert_core.manifest import Manifest
 
 PARTS = ("inspect", "list", "promote", "report", "ui")
 """Commands of which a part works without the extra."""
@@ -26,7 +28,7 @@ TELLING = {
 """Modules that an extra brings and the client does not."""
 
 
-def launch(stage: str, config: Any) -> Manifest:
+def launch(stage: str, config: Any) -> "Manifest":
     """Run a stage, after the checks that fail in seconds; within a Ray job, as that job.
 
     Raises: RaybertError with the way out.
