@@ -1,7 +1,8 @@
 """Text embeddings, trained so that texts that belong together have similar vectors."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -239,9 +240,20 @@ class Embedding(Objective):
     joint_labels = ("texts",)
     graph_scores = VECTORS
 
-    def __init__(self, loss: VectorLoss = "contrastive", temperature: float = 0.05) -> None:
+    def __init__(
+        self,
+        loss: VectorLoss = "contrastive",
+        temperature: float = 0.05,
+        dimensions: Sequence[int] = (),
+    ) -> None:
+        """Choose the loss.
+
+        Args:
+            dimensions: shorter lengths; the loss of vectors that are cut to each is added
+                (Kusupati et al. 2022, equation 1, with equal weights).
+        """
         super().__init__()
-        self.loss = LOSSES[loss](temperature)
+        self.loss, self.dimensions = LOSSES[loss](temperature), tuple(dimensions)
         self.chooses, self.joint = self.loss.chooses, self.loss.joint
 
     def places(self, batch: Batch) -> Int[Tensor, "tokens"]:
@@ -265,7 +277,7 @@ class Embedding(Objective):
         return self.loss.count(batch)
 
     def part(self, logits: Float[Tensor, "items hidden"], batch: Batch) -> LossPart:
-        return self.loss.part(logits, batch)
+        return self._over_lengths(logits, partial(self.loss.part, batch=batch))
 
     def soft_part(
         self,
@@ -274,8 +286,21 @@ class Embedding(Objective):
         batch: Batch,
         temperature: float,
     ) -> LossPart:
-        """Compare cosines instead of vectors, since a teacher's vectors may be wider."""
-        return self.loss.soft_part(logits, teachers, batch, temperature)
+        """Compare cosines instead of vectors, since a teacher's vectors may be wider. The teacher's
+        are never cut."""
+        soft_part = partial(
+            self.loss.soft_part, teachers=teachers, batch=batch, temperature=temperature
+        )
+        return self._over_lengths(logits, soft_part)
+
+    def _over_lengths(
+        self, vectors: Float[Tensor, "items hidden"], loss: Callable[[Tensor], LossPart]
+    ) -> LossPart:
+        """Return the sum of the losses of the vectors, whole and cut; the correct items are those
+        of whole vectors."""
+        whole = loss(vectors)
+        cut = [loss(vectors[:, :length]).sum for length in self.dimensions]
+        return replace(whole, sum=torch.stack([whole.sum, *cut]).sum())
 
 
 def _cosines(vectors: Float[Tensor, "items width"], texts: Compared) -> Float[Tensor, "compared"]:

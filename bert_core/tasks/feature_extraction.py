@@ -1,6 +1,7 @@
 """Vectors for texts, for search and similarity (Reimers and Gurevych 2019)."""
 
 import base64
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -55,8 +56,10 @@ _OF_OTHER: Mapping[VectorLoss, tuple[str, ...]] = {
     "contrastive": ("highest_score",),
 }
 """Loss → the options that only the other one reads."""
-CONFIG = "config.json"
-"""Has `matryoshka_dimensions` where vectors may be cut (vLLM's convention)."""
+CONFIG, MATRYOSHKA = "config.json", "matryoshka_dimensions"
+"""The file and the entry with the lengths to which vectors may be cut (vLLM's convention)."""
+_CUT = re.compile(r"_dim_\d+$")
+"""Ending of a column or metric that is of vectors cut to this length."""
 _MODES: dict[Pooling, str] = {
     "mean": "pooling_mode_mean_tokens",
     "cls": "pooling_mode_cls_token",
@@ -135,9 +138,14 @@ class FeatureExtractionOptions(VectorOptions):
     temperature: PositiveFloat = 0.05
     """Divisor of the cosines (Gao et al. 2021, section 3)."""
     dimensions: list[int] = field(default_factory=list)
-    """Shorter lengths to which vectors may be cut (Kusupati et al. 2022): of published models that
-    name them as `matryoshka_dimensions` in config.json. Training does not make vectors that can be
-    cut, and refuses it."""
+    """Shorter lengths to which vectors may be cut; in training, each adds a loss of the vectors
+    that are cut to it, and evaluation measures each (Matryoshka; Kusupati et al. 2022).
+    `config.json` has them as `matryoshka_dimensions`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(size < 1 for size in self.dimensions):
+            raise InputError(f"dimensions: wanted lengths of at least 1, got {self.dimensions}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,11 +240,6 @@ class FeatureExtraction(Task, SentenceTransformer):
         cls, rows: Sequence[Row], options: FeatureExtractionOptions | None = None
     ) -> "FeatureExtraction":
         chosen, loss = options or cls.options(), _loss_of(rows)
-        if chosen.dimensions:
-            raise ConfigError(
-                "options.dimensions: wanted none in training, which does not make vectors that can "
-                f"be cut, got {chosen.dimensions}: leave it out"
-            )
         for name in _OF_OTHER[loss]:
             if getattr(chosen, name) != getattr(cls.options(), name):
                 raise ConfigError(
@@ -287,7 +290,7 @@ class FeatureExtraction(Task, SentenceTransformer):
                     pooling=pooling,
                     normalize=len(kinds) == 3,
                     max_length=longest_of(read),
-                    dimensions=list((read(CONFIG) or {}).get("matryoshka_dimensions") or ()),
+                    dimensions=list((read(CONFIG) or {}).get(MATRYOSHKA) or ()),
                     **prompts_of(read(ABOUT) or {}),
                 )
                 return cls(options=chosen)
@@ -317,7 +320,17 @@ class FeatureExtraction(Task, SentenceTransformer):
         text."""
         return row["text"]
 
+    def config_entries(self) -> dict[str, Any]:
+        """Return the lengths to which vectors may be cut, as vLLM reads them."""
+        return {MATRYOSHKA: self.chosen.dimensions} if self.chosen.dimensions else {}
+
     def encoder_config(self, config: EncoderConfig) -> EncoderConfig:
+        longest = max(self.chosen.dimensions, default=0)
+        if longest > config.hidden_size:
+            raise ConfigError(
+                f"options.dimensions: wanted at most {config.hidden_size}, the length of the "
+                f"model's vectors, got {longest}: leave it out"
+            )
         layer = self.chosen.layer
         if layer is None:
             return config
@@ -331,7 +344,15 @@ class FeatureExtraction(Task, SentenceTransformer):
     def build_objective(self, config: EncoderConfig) -> "Embedding":
         from bert_core.objectives.embedding import Embedding
 
-        return Embedding(self.chosen.loss or "contrastive", self.chosen.temperature)
+        return Embedding(
+            self.chosen.loss or "contrastive",
+            self.chosen.temperature,
+            self._lengths(config.hidden_size),
+        )
+
+    def _lengths(self, size: int) -> list[int]:
+        """Return the lengths to which vectors of `size` numbers are cut, longest first."""
+        return sorted({length for length in self.chosen.dimensions if length < size}, reverse=True)
 
     def encode(
         self,
@@ -444,18 +465,19 @@ class FeatureExtraction(Task, SentenceTransformer):
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """Return the columns for `metrics`. For rows with a score, `predicted` is the cosine. For
-        other rows, `rank` is that of `text_pair` among all texts with which any row is compared."""
-        vectors = [unit(np.array(answer, dtype=np.float32)) for answer in answers]
-        firsts, pairs = (np.stack([row[place] for row in vectors]) for place in (0, 1))
-        if _loss_of(rows) == "cosine":
-            scores = np.array([row["score"] for row in rows], dtype=np.float64)
-            return {"predicted": (firsts * pairs).sum(-1, dtype=np.float64), "label": scores}
-        search = search_of(rows)
-        passages = np.concatenate([row[1:] for row in vectors])[search.places]
-        return retrieval_columns(ranks_of(firsts, passages, search.targets), search.queries)
+        other rows, `rank` is that of `text_pair` among all texts with which any row is compared.
+        Columns of vectors that are cut to one of the task's lengths end in `_dim_` and the
+        length."""
+        vectors = [np.array(answer, dtype=np.float32) for answer in answers]
+        columns = _columns(rows, vectors)
+        for length in self._lengths(vectors[0].shape[-1]):
+            of_cut = _columns(rows, [texts[:, :length] for texts in vectors])
+            columns |= {f"{name}_dim_{length}": column for name, column in of_cut.items()}
+        return columns
 
     def constant(self, rows: Sequence[Row]) -> Columns:
-        return self.compare(rows, [[[1.0]] * len(texts_of(row)) for row in rows])
+        vector = [1.0] * (1 + max(self.chosen.dimensions, default=0))
+        return self.compare(rows, [[vector] * len(texts_of(row)) for row in rows])
 
     def cells(self, answer: list[Any] | str) -> dict[str, Any]:
         """Return the vector; the first if there are several, which with `per_token` is that of
@@ -463,10 +485,17 @@ class FeatureExtraction(Task, SentenceTransformer):
         return {"vector": answer[0] if isinstance(answer[0], list) else answer}
 
     def metrics(self, columns: Columns) -> dict[str, float]:
-        if "rank" in columns:
-            return retrieval_metrics(columns)
-        metrics = correlations(columns["predicted"], columns["label"])
-        return {name: metrics[name] for name in ("spearman", "pearson")}
+        """Return the metrics of whole vectors, and those of vectors cut to each length."""
+        metrics: dict[str, float] = {}
+        endings = [match[0] if (match := _CUT.search(name)) else "" for name in columns]
+        for ending in dict.fromkeys(endings):
+            of_length = {
+                name.removesuffix(ending): column
+                for (name, column), its in zip(columns.items(), endings, strict=True)
+                if its == ending
+            }
+            metrics |= {f"{name}{ending}": value for name, value in _metrics(of_length).items()}
+        return metrics
 
     def faults(self, columns: Columns) -> Num[np.ndarray, "rows"]:
         """For rows with a score, return how far the rank of the cosine is from the rank of the
@@ -486,6 +515,26 @@ class FeatureExtraction(Task, SentenceTransformer):
 
     def main_metric(self, metrics: Collection[str]) -> str:
         return "spearman" if "spearman" in metrics else self.primary_metric
+
+
+def _columns(rows: Sequence[Row], vectors: Sequence[Float[np.ndarray, "_ size"]]) -> Columns:
+    """Return `FeatureExtraction.compare` for vectors of one length."""
+    scaled = [unit(texts) for texts in vectors]
+    firsts, pairs = (np.stack([texts[place] for texts in scaled]) for place in (0, 1))
+    if _loss_of(rows) == "cosine":
+        scores = np.array([row["score"] for row in rows], dtype=np.float64)
+        return {"predicted": (firsts * pairs).sum(-1, dtype=np.float64), "label": scores}
+    search = search_of(rows)
+    passages = np.concatenate([texts[1:] for texts in scaled])[search.places]
+    return retrieval_columns(ranks_of(firsts, passages, search.targets), search.queries)
+
+
+def _metrics(columns: Columns) -> dict[str, float]:
+    """Return `FeatureExtraction.metrics` for vectors of one length."""
+    if "rank" in columns:
+        return retrieval_metrics(columns)
+    metrics = correlations(columns["predicted"], columns["label"])
+    return {name: metrics[name] for name in ("spearman", "pearson")}
 
 
 def texts_of(row: Row) -> list[str]:

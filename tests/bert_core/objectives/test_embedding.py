@@ -56,6 +56,33 @@ def test_the_contrastive_loss_is_that_of_sentence_transformers(
     torch.testing.assert_close(gradient(part.sum / part.count, vectors), gradient(wanted, vectors))
 
 
+class AsGiven(torch.nn.Module):
+    """A model of sentence-transformers whose vectors are its inputs."""
+
+    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        return dict(features)
+
+    def get_embedding_dimension(self) -> int:
+        return WIDTH
+
+
+def test_each_length_has_its_own_loss_as_in_sentence_transformers(losses: Any) -> None:
+    rows, lengths = 6, [8, 3]
+    vectors = vectors_of(2 * rows)
+    model = AsGiven()
+    inner = losses.MultipleNegativesRankingLoss(model)
+    theirs = losses.MatryoshkaLoss(model, inner, matryoshka_dims=[WIDTH, *lengths])
+    columns = [{"sentence_embedding": each} for each in vectors.view(rows, 2, WIDTH).unbind(1)]
+    wanted = theirs(columns, torch.zeros(rows))
+    part = Embedding(dimensions=lengths).part(vectors, batch_of([2] * rows))
+    torch.testing.assert_close(part.sum / part.count, wanted)
+    torch.testing.assert_close(gradient(part.sum / part.count, vectors), gradient(wanted, vectors))
+    scored = batch_of([2] * rows) | {"similarities": torch.linspace(-1, 1, 2 * rows).double()}
+    alone = [Embedding("cosine").part(vectors[:, :size], scored).sum for size in (WIDTH, 8, 3)]
+    together = Embedding("cosine", dimensions=lengths).part(vectors, scored).sum
+    torch.testing.assert_close(together, torch.stack(alone).sum())
+
+
 @pytest.mark.parametrize("teachers", [None, vectors_of(11, seed=1)])
 def test_blocks_of_rows_and_shares_of_rows_add_up_to_the_loss(
     teachers: Tensor | None, monkeypatch: pytest.MonkeyPatch

@@ -190,10 +190,41 @@ def test_invalid_options_are_refused(folder: Path) -> None:
         ({"pooling": "max"}, r"options.pooling: wanted one of mean, cls, got text \(\"max\"\)"),
         ({"layer": 0}, "layer: wanted at least 1, got 0"),
         ({"layer": 4}, "options.layer: wanted at most 3, the number of layers of the model, got 4"),
+        ({"dimensions": [0]}, r"dimensions: wanted lengths of at least 1, got \[0\]"),
+        ({"dimensions": [8, 25]}, "options.dimensions: wanted at most 24, the length of the"),
         ({"temperature": 0.0}, "temperature: wanted above 0, got 0.0"),
     ):
         with pytest.raises(ConfigError, match=message):
             Predictor(folder, task="feature-extraction", options=options)
+
+
+def test_a_bundle_says_to_which_lengths_its_vectors_may_be_cut(tmp_path: Path) -> None:
+    task = FeatureExtraction.from_rows(PAIRS, FeatureExtractionOptions(dimensions=[16, 8]))
+    folder = tiny.bundle(tmp_path / "bundle", TOKENIZER, CONFIG, task=task)
+    assert json.loads((folder / "config.json").read_text())["matryoshka_dimensions"] == [16, 8]
+    (folder / "raybert.json").unlink()  # as a folder that sentence-transformers wrote
+    read = load_bundle(folder).task
+    assert isinstance(read, FeatureExtraction)
+    assert read.chosen.dimensions == [16, 8]
+    assert "matryoshka_dimensions" not in FeatureExtraction().config_entries()
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_every_length_is_measured_as_vectors_that_are_so_long(scored: bool) -> None:
+    rows = [
+        {"text": f"{n}", "text_pair": f"{n} b", **({"score": n} if scored else {})}
+        for n in range(9)
+    ]
+    answers = np.random.default_rng(0).normal(size=(9, 2, 12)).tolist()
+    measured = FeatureExtraction(options=FeatureExtractionOptions(dimensions=[12, 5, 2]))
+    found = measured.metrics(measured.compare(rows, answers))
+    plain = FeatureExtraction()
+    for length, ending in ((12, ""), (5, "_dim_5"), (2, "_dim_2")):
+        cut = [[text[:length] for text in row] for row in answers]
+        for name, value in plain.metrics(plain.compare(rows, cut)).items():
+            assert found[f"{name}{ending}"] == pytest.approx(value, nan_ok=True)
+    assert scored or "mrr_dim_5" in measured.baseline(rows), "a metric that can select"
+    assert len(found) == 3 * len(plain.metrics(plain.compare(rows, answers)))
 
 
 def test_an_option_that_is_gone_says_what_to_do_and_older_bundles_are_read(tmp_path: Path) -> None:

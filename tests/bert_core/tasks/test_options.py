@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from bert_core.errors import ConfigError, CorpusError, RaybertError
+from bert_core.errors import CorpusError, RaybertError
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Kind, Task
-from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.modules import SentenceTransformer
 from bert_core.tasks.shapes import labelled
 from bert_core.torch_scores import scores_of
@@ -143,9 +142,3 @@ def _numbers(value: Any) -> list[float]:
     if isinstance(value, list | tuple):
         return [number for each in value for number in _numbers(each)]
     return [value] if isinstance(value, int | float) else []
-
-
-def test_lengths_to_which_vectors_are_cut_are_not_trained_yet() -> None:
-    kind = FeatureExtraction.kinds[0]
-    with pytest.raises(ConfigError, match=r"options\.dimensions: wanted none in training, which"):
-        FeatureExtraction.from_rows(kind.rows, FeatureExtraction.options(dimensions=[8]))

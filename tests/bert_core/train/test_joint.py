@@ -58,6 +58,12 @@ def model_of(task: Task, kind: str) -> ObjectiveModel:
     return Distillation(model, teacher, weights, temperature=2.0)
 
 
+def task_of(rows: list[dict], kind: str) -> FeatureExtraction:
+    """The task; vectors of the kind that is distilled may be cut, too."""
+    lengths = [20, 8] if kind == "distilled" else []
+    return FeatureExtraction.from_rows(rows, FeatureExtraction.options(dimensions=lengths))
+
+
 def batches_of(task: Task, rows: list[dict], budget: int) -> RankBatches:
     windows = task.encode(rows, TOKENIZER, 32, labelled=True)
     return RankBatches(
@@ -87,7 +93,7 @@ def gradient_of(
 ) -> tuple[Tensor, dict[str, float], dict[str, float]]:
     """The gradient of the first global batch, its loss, and what an evaluation gives."""
     rows = rows_of(kind)
-    task = FeatureExtraction.from_rows(rows)
+    task = task_of(rows, kind)
     model = model_of(task, kind).to(dtype)
     if sharded:
         shard(model)
@@ -108,7 +114,7 @@ def plain_autograd(dtype: torch.dtype, kind: str) -> tuple[Tensor, dict[str, flo
     """The gradient of the first global batch and its loss: one forward pass over all rows, and
     torch's backward."""
     rows = rows_of(kind)
-    task = FeatureExtraction.from_rows(rows)
+    task = task_of(rows, kind)
     model = model_of(task, kind).to(dtype)
     windows = task.encode(rows, TOKENIZER, 32, labelled=True)
     places = GlobalOrder([len(windows)], seed=0).samples(0, BATCH).rows
