@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, TypeVar
 
 RATE_WEIGHT = 0.2
 """Weight of the newest pass in the measured rate."""
@@ -55,10 +55,6 @@ def widest_slice(lengths: Sequence[int], start: int, budget_tokens: int) -> tupl
             first -= 1
         else:
             end += 1
-
-
-def _closed(items: Sequence[object]) -> NoReturn:
-    raise RuntimeError("the batcher is closed")
 
 
 class Batcher(Generic[Item, Answer]):
@@ -157,9 +153,6 @@ class Batcher(Generic[Item, Answer]):
         for waiting in self._remove(0, len(self._by_length)):
             waiting.answer.cancel()
         self._executor.shutdown(wait=False)
-        # NOTE: `run` refers back to the model that holds this, with all weights. Serve freezes
-        # garbage collection, so that such a cycle would never be freed.
-        self._run = _closed
 
     async def _work(self) -> None:
         while True:

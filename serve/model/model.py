@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from weakref import WeakMethod
 
 from bert_core.bundle.layout import Execution
 from bert_core.data.windows import Window
@@ -155,8 +156,10 @@ class Model:
         self._failures = 0
         self._texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
         self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="long-texts")
+        # NOTE: a weak reference, since Serve freezes garbage collection: a cycle of the model, with
+        # all weights, and its batcher would never be freed.
         self._batcher: Batcher[WindowByModel, dict[Model, Pass]] = Batcher(
-            self._forward,
+            partial(_forward, WeakMethod(self._forward)),
             length_of=lambda windows: padded_length(next(iter(windows.values()))),
             max_batch_tokens=max_batch_tokens,
             max_wait_ms=max_wait_ms,
@@ -500,6 +503,15 @@ class Model:
         )
         passes = ([Pass(each, began_s, ended_s) for each in its] for its in scores)
         return [dict(zip(models, its, strict=True)) for its in zip(*passes, strict=True)]
+
+
+def _forward(
+    of_model: "WeakMethod[Callable[[list[WindowByModel]], Sequence[dict[Model, Pass]]]]",
+    batch: list[WindowByModel],
+) -> Sequence[dict[Model, Pass]]:
+    forward = of_model()
+    assert forward is not None, "a model is gone only once no request uses it"
+    return forward(batch)
 
 
 def _lacks_memory(error: BaseException) -> bool:

@@ -488,16 +488,19 @@ def test_an_unreachable_registry_is_reported_if_another_model_was_wanted(
         assert ask(url).headers["X-Model-Digest"] == bundle_digest(folders[0])
 
 
+@pytest.mark.parametrize("has_answered", [True, False])
 def test_the_weights_of_a_version_that_answers_no_more_are_freed_without_garbage_collection(
-    folders: list[Path],
+    folders: list[Path], *, has_answered: bool
 ) -> None:
     with live.hosted(live.plan_of(folders[0])) as (model, url):
-        ask(url)
+        if has_answered:
+            ask(url)
         weights = weakref.ref(model.slot.model.predictor.model)
         gc.disable()
         try:
             model.change(live.plan_of(folders[1]))
-            live.eventually(lambda: ask(url).headers["X-Model-Digest"] == bundle_digest(folders[1]))
+            live.eventually(lambda: model.slot.model.digest == bundle_digest(folders[1]))
+            assert ask(url).headers["X-Model-Digest"] == bundle_digest(folders[1])
             live.eventually(lambda: weights() is None, timeout_s=10)
         finally:
             gc.enable()
