@@ -68,6 +68,10 @@ class Aim:
     def is_met_by(self, held: "Aim | None") -> bool:
         return held is not None and held._identity == self._identity
 
+    def takes(self, loaded: "Aim") -> bool:
+        """Whether what was loaded for another aim may answer under this one."""
+        return self.is_followed_from(loaded) if self.follow_s else self.is_met_by(loaded)
+
     def is_followed_from(self, held: "Aim") -> bool:
         """Whether `held` is a version of the same alias, with the same settings."""
         same = held.source.reference == self.source.reference
@@ -123,7 +127,9 @@ class Follower:
             held: the aim that `model` was loaded for, if the holder already has a model.
             former: the version that answers if `model` fails at its first requests.
         """
-        self._holder, self._aim = holder, aim
+        self._holder, self._aim, self._looked_at = holder, aim, aim
+        self._lock = threading.Lock()
+        """Held while the aim changes, and while it is reported how an aim stands."""
         self._held, self._model = held, model
         self._former = None if former is None else _Former(former, None)
         self._failed: Aim | None = None
@@ -144,22 +150,24 @@ class Follower:
 
     def aim(self, aim: Aim) -> None:
         """Change the aim; returns at once."""
-        if aim == self._aim:
-            return
-        changes_now = not aim.follow_s or aim.source.reference != self._aim.source.reference
-        if changes_now or aim.runtime != self._aim.runtime:
-            self._holder.set_loading(True)
-            self._holder.set_problem(None)
-        self._aim, self._failed, self._banned = aim, None, None
+        with self._lock:
+            if aim == self._aim:
+                return
+            changes_now = not aim.follow_s or aim.source.reference != self._aim.source.reference
+            if changes_now or aim.runtime != self._aim.runtime:
+                self._holder.set_loading(True)
+                self._holder.set_problem(None)
+            self._aim, self._failed, self._banned = aim, None, None
         self._wake.set()
 
     def stop(self, *, wait: bool = True) -> None:
-        """Stop following; a model that is being loaded is not installed.
+        """Stop following; a model that is being loaded is neither installed nor reported.
 
         Args:
             wait: for the thread to end.
         """
-        self._is_stopped = True
+        with self._lock:
+            self._is_stopped = True
         self._wake.set()
         if wait and self._thread.is_alive():
             self._thread.join()
@@ -172,8 +180,9 @@ class Follower:
             is_first = False
             self._wake.clear()
             if not self._is_stopped:
+                self._looked_at = self._aim
                 self._judge()
-                self._look(self._aim)
+                self._look(self._looked_at)
         self._drop_former()
 
     def _pause_s(self) -> float | None:
@@ -221,9 +230,18 @@ class Follower:
 
     def _ban(self, aim: Aim, problem: str) -> None:
         self._banned = aim, problem
-        if not self._is_stopped:
-            self._holder.set_problem(problem)
+        with self._lock:
+            if not self._is_stopped:
+                self._holder.set_problem(problem)
         logger.error("%s", problem)
+
+    def _report(self, problem: str | None) -> None:
+        """Tell the holder how the aim stands that was looked at, unless another has taken its
+        place."""
+        with self._lock:
+            if self._looked_at is self._aim and not self._is_stopped:
+                self._holder.set_problem(problem)
+                self._holder.set_loading(False)
 
     def _look(self, aim: Aim) -> None:
         try:
@@ -239,24 +257,23 @@ class Follower:
                 return
             logger.warning("%s", problem)  # the present version continues to answer
             banned = "" if self._banned is None else f"{self._banned[1]}; "
-            self._holder.set_problem(banned + problem)
-            self._holder.set_loading(False)
+            self._report(banned + problem)
             return
         if resolved.is_met_by(self._held):
             self._failed = self._banned = None
             is_failing = self._model is not None and self._model.verdict == "failing"
-            self._holder.set_problem(_failing(resolved) if is_failing else None)
-            self._holder.set_loading(False)
+            self._report(_failing(resolved) if is_failing else None)
         elif self._banned is not None and resolved.is_met_by(self._banned[0]):
-            self._holder.set_problem(self._banned[1])
-            self._holder.set_loading(False)
+            self._report(self._banned[1])
         elif resolved != self._failed or time.monotonic() >= self._again_s:
             self._take(resolved)
         else:
-            self._holder.set_problem(self._problem)
+            self._report(self._problem)
 
     def _take(self, aim: Aim) -> None:
-        self._holder.set_loading(True)
+        with self._lock:
+            if not self._is_stopped:
+                self._holder.set_loading(True)
         named = aim.source.named
         try:
             model = self._holder.load(aim)
@@ -265,14 +282,13 @@ class Follower:
             longest_s = LONGEST_WAIT_S if is_at_fault else LONGEST_LACK_S
             self._fail(aim, f"{named} is not served: {reason_of(error)}", longest_s)
             return
-        if self._is_stopped:
+        if self._is_stopped or not self._aim.takes(aim):  # another aim has come meanwhile
             model.retire()
             return
         self._hold(aim, model)
         self._failed = self._banned = None
-        self._holder.set_problem(None)
         logger.info("%s answers from now on", named)
-        self._holder.set_loading(False)
+        self._report(None)
 
     def _hold(self, aim: Aim, model: Model) -> None:
         """Let a model answer, and keep the model before it until this model has answered."""
@@ -296,8 +312,7 @@ class Follower:
         self._wait_s = min(2 * self._wait_s, longest_s) if again else first_s
         self._failed, self._problem = aim, problem
         self._again_s = time.monotonic() + self._wait_s
-        self._holder.set_problem(problem)
-        self._holder.set_loading(False)
+        self._report(problem)
         logger.error("%s", problem)
 
 

@@ -2,6 +2,7 @@
 with."""
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -44,6 +45,9 @@ class LoadedModel:
         Raises: see `Model` and `Reference.fetch`.
         """
         self.plan, self._report, self._recorder = plan, report, recorder
+        self._lock = threading.RLock()
+        """Held while the plan changes, and while a version is installed."""
+        self._is_closed = False
         self._attempts: weakref.WeakKeyDictionary[Model, Attempt] = weakref.WeakKeyDictionary()
         held, model = self._first()
         self.slot = Slot(model, recorder)
@@ -58,12 +62,13 @@ class LoadedModel:
     def change(self, plan: Plan) -> None:
         """Follow another plan from now on, and return at once: the present model answers
         meanwhile."""
-        self.plan = plan
-        self._settle(self.slot.model)
-        if self.slot.candidate is not None:
-            self._settle(self.slot.candidate.slot.model)
-        self._follower.aim(self._aim(plan.source))
-        self._compare_with(plan.candidate)
+        with self._lock:
+            self.plan = plan
+            self._settle(self.slot.model)
+            if self.slot.candidate is not None:
+                self._settle(self.slot.candidate.slot.model)
+            self._follower.aim(self._aim(plan.source))
+            self._compare_with(plan.candidate)
 
     async def check_health(self) -> None:
         """Check the model as `Model.check_health` does, and that the candidate does not hang.
@@ -77,9 +82,11 @@ class LoadedModel:
 
     def close(self) -> None:
         """Stop following the plan; models are closed once no request uses them."""
-        self._compare_with(None)
-        self._follower.stop(wait=False)
-        self.slot.close()
+        with self._lock:
+            self._is_closed = True
+            self._compare_with(None)
+            self._follower.stop(wait=False)
+            self.slot.close()
 
     def _settle(self, model: Model) -> None:
         """Apply the settings that can change while the model answers."""
@@ -123,9 +130,13 @@ class LoadedModel:
         former = deployed.served() or deployed
         return None if held.is_met_by(former) else former
 
-    def _install(self, model: Model) -> Model:
-        self._settle(model)
-        return self.slot.switch(model)
+    def _install(self, model: Model) -> Model | None:
+        with self._lock:
+            if self._is_closed:
+                model.retire()
+                return None
+            self._settle(model)
+            return self.slot.switch(model)
 
     def _answered(self, aim: Aim, model: Model) -> None:
         self._got_through(aim, model)
@@ -244,25 +255,27 @@ class LoadedModel:
         self._candidate_follower.start()
 
     def _install_candidate(self, model: Model) -> Model | None:
-        plan, candidate = self.plan.candidate, self.slot.candidate
-        if plan is None:
-            model.retire()
-        elif candidate is not None:
+        with self._lock:
+            plan, candidate = self.plan.candidate, self.slot.candidate
+            if plan is None or self._is_closed:
+                model.retire()
+                return None
             self._settle(model)
-            return candidate.slot.switch(model)
-        else:
+            if candidate is not None:
+                return candidate.slot.switch(model)
             self.slot.candidate = Candidate(
                 slot=Slot(model, self._recorder),
                 share=plan.share,
                 mode=plan.mode,
                 report=self._report,
             )
-        return None
+            return None
 
     def _clear_candidate(self) -> None:
-        candidate, self.slot.candidate = self.slot.candidate, None
-        if candidate is not None:
-            candidate.slot.close()
+        with self._lock:
+            candidate, self.slot.candidate = self.slot.candidate, None
+            if candidate is not None:
+                candidate.slot.close()
 
     def _drop_candidate(self) -> None:
         follower, self._candidate_follower = self._candidate_follower, None
