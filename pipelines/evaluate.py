@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 PREDICTIONS, CLASSES, WORST = "predictions.parquet", "classes.json", "worst.jsonl"
 CALIBRATION = "calibration.json"
+BEFORE = "expected_calibration_error_before"
+"""Count of a model that selection rows have calibrated: its error without that."""
 PICTURE, CALIBRATION_PICTURE = "answers.png", "calibration.png"
 
 
@@ -165,7 +167,9 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     print_remarks("evaluate", remarks, config.held_out.source)
     wrong = task.wrong(columns)
     fit = _reliability(task, rows, answers)
-    paths = _write(config, task, rows, answers, columns, fit)
+    uncalibrated = task.before_calibration(answers)
+    before = None if uncalibrated is None else _reliability(task, rows, uncalibrated)
+    paths = _write(config, task, rows, answers, columns, (fit, before))
     counts = EvaluateCounts(
         source=without_secrets(config.held_out.source),
         rows=len(rows),
@@ -174,11 +178,17 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
         metrics=metrics,
         intervals=ranges,
         baseline=baseline,
-        calibration={} if fit is None else _calibration(fit),
+        calibration={} if fit is None else _calibration(fit, before),
         remarks={**remarks, BROKEN: read.broken},
         tokens_per_s=predicted.tokens / seconds,
     )
 
+    if fit is not None and before is not None:
+        say(
+            "evaluate: expected calibration error "
+            f"{fit.expected_calibration_error:.4f}; before calibration it was "
+            f"{before.expected_calibration_error:.4f}"
+        )
     for name in metrics:
         beside = ""
         if name == task.error_metric and name in baseline:
@@ -194,12 +204,16 @@ def _write(
     rows: Sequence[Row],
     answers: Sequence[Any],
     columns: "Columns",
-    fit: "Reliability | None",
+    calibrated: "tuple[Reliability | None, Reliability | None]",
 ) -> list[Path]:
-    """Write every file that this task has into the run's local folder."""
+    """Write every file that this task has into the run's local folder.
+
+    Args:
+        calibrated: how far probabilities are to be believed, and how far before calibration.
+    """
     from tracking.runs.plots import plot_answers, plot_reliability
 
-    folder = config.local_folder
+    folder, (fit, before) = config.local_folder, calibrated
     table = pa.table(
         {
             **{name: [row.get(name) for row in rows] for name in _names(rows)},
@@ -220,7 +234,7 @@ def _write(
         files.write_json(str(folder / CLASSES), classes)
         written.append(folder / CLASSES)
     if fit is not None:
-        files.write_json(str(folder / CALIBRATION), _calibration(fit) | {"bins": fit.table})
+        files.write_json(str(folder / CALIBRATION), _calibration(fit, before) | {"bins": fit.table})
         written.append(folder / CALIBRATION)
         written.append(plot_reliability(fit, folder / CALIBRATION_PICTURE))
     picture = plot_answers(columns, task.labels, folder / PICTURE)
@@ -234,10 +248,11 @@ def _reliability(task: "Task", rows: Sequence[Row], answers: Sequence[Any]) -> "
     return None if claims is None or not len(claims[0]) else reliability(*claims)
 
 
-def _calibration(fit: "Reliability") -> dict[str, float]:
+def _calibration(fit: "Reliability", before: "Reliability | None") -> dict[str, float]:
     return {
         "expected_calibration_error": fit.expected_calibration_error,
         "brier_score": fit.brier_score,
+        **({} if before is None else {BEFORE: before.expected_calibration_error}),
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import overload
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 LONGEST_NAME = 100
 """Characters of a label in the name of a metric."""
@@ -77,6 +77,24 @@ def single_label_metrics(
             if rows.any():
                 metrics[name] = float(np.mean(predicted[rows] == labels[rows]))
     return metrics
+
+
+def selective_metrics(
+    predicted: Int[np.ndarray, "rows"],
+    label: Int[np.ndarray, "rows"],
+    answered: Bool[np.ndarray, "rows"],
+) -> dict[str, float]:
+    """Return `coverage`, the share of rows that are answered, and `answered_accuracy`, the share of
+    those whose answer is right (El-Yaniv and Wiener 2010); 0 if none is answered.
+
+    Args:
+        answered: whether the model answers a row rather than abstains.
+    """
+    right = predicted[answered] == label[answered]
+    return {
+        "coverage": float(np.mean(answered)),
+        "answered_accuracy": float(np.mean(right)) if len(right) else 0.0,
+    }
 
 
 def multi_label_metrics(

@@ -182,6 +182,9 @@ class Task(Evaluated, ABC):
     them."""
     joint: bool = False
     """Whether the training rows of a global batch have one joint loss."""
+    decides: ClassVar[bool] = False
+    """Whether its scores can be calibrated, and answers decided by thresholds, with the options of
+    `text_classification`."""
     examples: tuple[Any, ...]
     """One or more inputs as a caller sends them: shown in docs, and run to check that a model is
     ready."""
@@ -426,6 +429,17 @@ class Task(Evaluated, ABC):
             return cls.options(**as_row(cls.options, values, "options"))
         except InputError as error:
             raise ConfigError(str(error)) from error
+
+    def before_calibration(self, answers: Sequence[Any]) -> list[Any] | None:
+        """Return the answers that the model would give without the calibration that was fitted to
+        it; None if there is none."""
+        return None
+
+    @property
+    def notes(self) -> list[str]:
+        """Return sentences, without a full stop, on how scores become answers, if it is not as
+        usual."""
+        return []
 
     @property
     def record(self) -> dict[str, Any]:

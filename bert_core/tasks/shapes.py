@@ -425,8 +425,8 @@ def _optional(*shapes: type) -> Set[str]:
 
 @cache  # called for every value of a request
 def _check_of(hint: Any) -> Callable[[Any], bool]:
-    """Return a function that tells whether a value is of a type, including the items of lists;
-    floats must be finite."""
+    """Return a function that tells whether a value is of a type, including the items of lists and
+    the values of objects; floats must be finite."""
     if len(kinds := alternatives(hint)) > 1:
         checks = [_check_of(kind) for kind in kinds]
         return lambda value: any(check(value) for check in checks)
@@ -436,6 +436,9 @@ def _check_of(hint: Any) -> Callable[[Any], bool]:
     if get_origin(hint) is list:
         check = _check_of(get_args(hint)[0])
         return lambda value: isinstance(value, list | tuple) and all(map(check, value))
+    if get_origin(hint) is dict:
+        check = _check_of(get_args(hint)[1])
+        return lambda value: is_of_kind(value) and all(map(check, value.values()))
     return is_of_kind
 
 
@@ -527,7 +530,8 @@ def _kind(hint: Any) -> str:
     if get_origin(first) is Literal:
         return f"one of {', '.join(map(str, get_args(first)))}"
     if is_typeddict(first) or dict in (first, get_origin(first)):
-        return "an object"
+        numbers = get_origin(first) is dict and get_args(first)[1] is float
+        return "an object of numbers" if numbers else "an object"
     return KINDS.get(first, "a value")
 
 

@@ -3,7 +3,7 @@
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -18,12 +18,14 @@ from bert_core.metrics.classification import (
     by_label,
     f1_names,
     multi_label_metrics,
+    selective_metrics,
     single_label_metrics,
     wrong_labels,
 )
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives.graph_scores import CLASSIFICATION
 from bert_core.tasks.base import Kind, Remarks, numbered
+from bert_core.tasks.decider import Decider, check_labels, decision_notes
 from bert_core.tasks.evaluation import Columns
 from bert_core.tasks.modules import activation_of
 from bert_core.tasks.shapes import Label, Row
@@ -36,6 +38,8 @@ Scoring = Literal["softmax", "sigmoid", "none"]
 SHOWN_LABELS = 20
 _TICKS = ({"0", "1"}, {"False", "True"})
 """Values of a column per label, in place of the label's name."""
+FITTED = ("thresholds", "abstain_below", "calibration")
+"""Options that are fitted to the scores of one model."""
 LEAST_SCORE = 0.5
 """Multi-label: a text is assigned the labels with at least this score."""
 
@@ -69,7 +73,9 @@ class SeveralLabels:
 class TextClassificationOptions(TextOptions):
     """Options of text classification."""
 
-    free_names: ClassVar = frozenset({"positive_label"})
+    free_names: ClassVar = frozenset({"positive_label", *FITTED})
+    own_names: ClassVar = frozenset(FITTED)
+    read_names: ClassVar = frozenset({"calibration"})
 
     multi_label: bool = False
     """Whether a text has any number of labels, in a column `labels` of lists; otherwise it has one.
@@ -79,6 +85,16 @@ class TextClassificationOptions(TextOptions):
     positive_label: str | None = field(default=None, compare=False)
     """The label that F1 is about, such as `spam`: the metric `f1_of_spam`. By default 1 of the
     labels 0 and 1, and each of two other labels."""
+    thresholds: dict[str, float] = field(default_factory=dict, compare=False)
+    """Score from which a text is assigned a label, by label: `{toxic = 0.3}`; 0.5 for others. Of
+    two labels, of which a text has one, that of one decides between them.
+    `selection.thresholds` chooses them."""
+    abstain_below: float | None = field(default=None, compare=False)
+    """Score below which an answer is none: the label is only the most probable one. With one label
+    per text. `selection.abstain_precision` chooses it."""
+    calibration: dict[str, list[float]] = field(default_factory=dict, compare=False)
+    """The scale and the shift by which `selection.calibrate` changed each label's scores. They are
+    part of the weights already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +116,7 @@ class TextClassification(TextTask):
     name = "text-classification"
     labels_of_rows = True
     classes_in = "labels"
+    decides = True
     objective = "classification"
     graph_scores = CLASSIFICATION
     target = OneLabel
@@ -153,6 +170,15 @@ class TextClassification(TextTask):
         self._f1_of = f1_names(self.labels, self.chosen.positive_label)
         if self.chosen.multi_label:
             self.cell_types = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float64())}
+        elif self.chosen.abstain_below is not None:
+            self.cell_types = {**self.cell_types, "abstained": pa.bool_()}
+        check_labels("calibration", self.chosen.calibration, self.labels)
+        self._decider = Decider.of(
+            self.labels,
+            thresholds=self.chosen.thresholds,
+            abstain_below=self.chosen.abstain_below,
+            several=self.chosen.multi_label,
+        )
 
     @classmethod
     def from_huggingface(
@@ -258,13 +284,31 @@ class TextClassification(TextTask):
         scores: Sequence[Float[np.ndarray, "classes"]],
         parameters: TextClassificationParameters | None = None,
     ) -> list[list[dict[str, Any]]]:
+        """Return the labels of each text, best first; if one of several labels was decided on by a
+        threshold, that one first. If the model has thresholds, or abstains, `assigned` says of each
+        label whether it is part of the answer."""
         parameters = parameters or self.parameters()
+        logits = np.stack(list(scores))
         usual: Scoring = "sigmoid" if self.chosen.multi_label else "softmax"
-        shares = _scores(np.stack(list(scores)), parameters.function_to_apply or usual)
-        best = np.argsort(-shares, axis=-1, kind="stable")[:, : parameters.top_k]
+        shares = _scores(logits, parameters.function_to_apply or usual)
+        if self._decider is None:
+            best = np.argsort(-shares, axis=-1, kind="stable")[:, : parameters.top_k]
+            return [
+                [{"label": self.labels[index], "score": float(row[index])} for index in order]
+                for row, order in zip(shares, best, strict=True)
+            ]
+        decided = self._decider.decide(_scores(logits, usual))
+        best = np.lexsort((-shares, ~decided.chosen))[:, : parameters.top_k]
         return [
-            [{"label": self.labels[index], "score": float(row[index])} for index in order]
-            for row, order in zip(shares, best, strict=True)
+            [
+                {
+                    "label": self.labels[index],
+                    "score": float(row[index]),
+                    "assigned": bool(on[index]),
+                }
+                for index in order
+            ]
+            for row, on, order in zip(shares, decided.assigned, best, strict=True)
         ]
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
@@ -276,11 +320,14 @@ class TextClassification(TextTask):
                     if entry["label"] in self._ids:
                         row[self._ids[entry["label"]]] = 1
             return {"predicted": predicted, "label": labels}
-        return {
+        columns = {
             # Another model may know other labels.
             "predicted": np.array([self._ids.get(answer[0]["label"], -1) for answer in answers]),
             "label": labels,
         }
+        if self.chosen.abstain_below is not None:
+            columns["answered"] = np.array([answer[0].get("assigned", True) for answer in answers])
+        return columns
 
     def remarks(self, rows: Sequence[Row]) -> Remarks:
         several = self.chosen.multi_label
@@ -306,13 +353,18 @@ class TextClassification(TextTask):
         if self.chosen.multi_label:
             assigned = _assigned(answer)
             return {f"{name}s": [entry[name] for entry in assigned] for name in ("label", "score")}
-        return dict(answer[0])
+        first = {name: answer[0][name] for name in ("label", "score")}
+        if self.chosen.abstain_below is None:
+            return first
+        return first | {"abstained": not answer[0].get("assigned", True)}
 
     def metrics(self, columns: Columns) -> dict[str, float]:
         if self.chosen.multi_label:
             return multi_label_metrics(columns["predicted"], columns["label"], f1_of=self._f1_of)
         outside = self.chosen.out_of_scope
-        return single_label_metrics(
+        answered = columns.get("answered")
+        selective = {} if answered is None else selective_metrics(**columns)
+        return selective | single_label_metrics(
             columns["predicted"],
             columns["label"],
             f1_of=self._f1_of,
@@ -331,7 +383,26 @@ class TextClassification(TextTask):
         if not self.chosen.multi_label:
             return np.array([answer[0]["score"] for answer in answers])
         scores = np.array([[entry["score"] for entry in answer] for answer in answers])
-        return np.maximum(scores, 1 - scores).prod(axis=1)
+        assigned = np.array([[_is_assigned(entry) for entry in answer] for answer in answers])
+        return np.where(assigned, scores, 1 - scores).prod(axis=1)
+
+    def before_calibration(self, answers: Sequence[Any]) -> list[Any] | None:
+        """Return the answers that the model would give without its `calibration`; None if it has
+        none. Thresholds, which were chosen for calibrated scores, stay out of them."""
+        if not self.chosen.calibration:
+            return None
+        scale, shift = np.array([self.chosen.calibration[label] for label in self.labels]).T
+        entries = [{entry["label"]: entry["score"] for entry in answer} for answer in answers]
+        shares = np.array([[entry[label] for label in self.labels] for entry in entries])
+        logits = (_logits(shares, several=self.chosen.multi_label) - shift) / scale
+        plain = type(self)(self.labels, replace(self.chosen, thresholds={}, abstain_below=None))
+        return plain.decode([], [], list(logits))
+
+    @property
+    def notes(self) -> list[str]:
+        return decision_notes(
+            self.labels, self.chosen.thresholds, self.chosen.abstain_below, self.chosen.calibration
+        )
 
     def _label_ids(self, rows: Sequence[Row]) -> Int[np.ndarray, "rows *labels"]:
         """Return each row's label id; multi-label, 1 for the labels that the row has and 0 for
@@ -360,7 +431,11 @@ class TextClassification(TextTask):
 
 def _assigned(answer: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the labels that a text is assigned in a multi-label answer, best first."""
-    return [entry for entry in answer if entry["score"] >= LEAST_SCORE]
+    return [entry for entry in answer if _is_assigned(entry)]
+
+
+def _is_assigned(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("assigned", entry["score"] >= LEAST_SCORE))
 
 
 def _labels_of(row: Row, *, several: bool) -> list[str]:
@@ -385,3 +460,10 @@ def _scores(logits: Float[np.ndarray, "rows classes"], function: Scoring) -> np.
     if function == "softmax":
         return softmax(logits)
     return sigmoid(logits) if function == "sigmoid" else logits.astype(np.float64)
+
+
+def _logits(shares: Float[np.ndarray, "rows classes"], *, several: bool) -> np.ndarray:
+    """Return scores that have these probabilities."""
+    least = np.finfo(np.float64).tiny
+    logs = np.log(shares.clip(least))
+    return logs - np.log((1 - shares).clip(np.finfo(np.float64).eps / 2)) if several else logs

@@ -319,6 +319,7 @@ def write_bundle(
     task: "Task | None" = None,
     examples: Sequence[Any] = (),
     checkpoint: "Checkpoint | None" = None,
+    finish: "Callable[[ObjectiveModel], None] | None" = None,
 ) -> dict[str, Output]:
     """Write a checkpoint's weights as `output/bundle`; return its files.
 
@@ -326,6 +327,7 @@ def write_bundle(
         model: a model of the right shape; its weights are replaced.
         lineage: what it was made from; the stage's config and digest are added.
         checkpoint: None takes the newest.
+        finish: changes the model once it has these weights.
     """
     from bert_core.bundle.format import About
     from bert_core.bundle.writing import save_bundle
@@ -334,6 +336,8 @@ def write_bundle(
     checkpoint = checkpoint or latest_checkpoint(files.join(config.output, CHECKPOINTS))
     assert checkpoint is not None  # the last step wrote one
     load_weights(checkpoint, model, run_digest=digest)
+    if finish is not None:
+        finish(model)
     local = config.local_folder / BUNDLE
     shutil.rmtree(local, ignore_errors=True)  # left by a run that was killed after writing it
     save_bundle(

@@ -13,12 +13,14 @@ from bert_core.data.windows import Window
 from bert_core.model.attention import packing
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives.base import ObjectiveModel
-from bert_core.tasks.base import Task
+from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.shapes import Row
+from bert_core.tasks.text_classification import TextClassification
 from bert_core.train.config import LoopConfig
 from bert_core.train.loop import evaluate, evaluation_scores
 from pipelines.training.classes import class_order
 from pipelines.training.config import LabelledTrainingConfig
+from pipelines.training.decisions import Decisions, decide
 from pipelines.training.labelled_sets import LabelledSet
 from pipelines.training.worker import RankPlace
 from tracking.runs.metric_names import TASK, on_all
@@ -82,8 +84,20 @@ class LabelledRank:
         metrics = task.metrics(columns)
         return evaluate(model, self.batches(split, 0).once(), loop) | on_all(TASK, metrics)
 
+    def decide(self, model: ObjectiveModel) -> Decisions:
+        """Return what the selection rows decide for a model. Collective."""
+        task, rows, windows = self.task, self.sets[SELECTION].rows, self.sets[SELECTION].windows
+        assert isinstance(task, TextClassification)
+        raw = task.parameters(function_to_apply="none")
+        answers = self._answers(rows, windows, model, raw)
+        return decide(task, rows, answers, self.config.selection)
+
     def _answers(
-        self, rows: Sequence[Row], windows: Sequence[Window], model: ObjectiveModel
+        self,
+        rows: Sequence[Row],
+        windows: Sequence[Window],
+        model: ObjectiveModel,
+        parameters: Parameters | None = None,
     ) -> list[Any]:
         scores = evaluation_scores(
             model,
@@ -92,4 +106,4 @@ class LabelledRank:
             most_tokens=self.config.micro_batch_tokens,
             packed_from=self.packed_from,
         )
-        return self.task.decode(rows, windows, scores)
+        return self.task.decode(rows, windows, scores, parameters)

@@ -23,6 +23,7 @@ from pipelines.corpus.labelled import (
 from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, print_remarks, say
 from pipelines.training.config import LabelledTrainingConfig
+from pipelines.training.decisions import check_decisions
 from pipelines.training.selection import SelectionConfig
 from tracking.runs.recorder import DatasetInput
 
@@ -131,6 +132,7 @@ def read_parts(
     rows, remarks = few_per_class(read.rows, config.rows_per_class), {TRAIN: read.remarks}
     with rows_of(config.train.source):
         task = known or kind.from_rows(rows, options)
+    check_decisions(config.selection, task)
     parts = divided(rows, task.groups(rows, task.chosen), config.selection)
     with rows_of(config.train.source):
         task = task.to_learn(parts[TRAIN], config.max_length)

@@ -18,6 +18,7 @@ from pipelines.runtime.progress import SEEN, counted, say
 from pipelines.runtime.result import SPREAD, Result, spread
 from pipelines.training.classes import ClassesConfig, class_loss, class_order
 from pipelines.training.config import LabelledTrainingConfig
+from pipelines.training.decisions import Decisions, tell
 from pipelines.training.driver import TrainingCounts, finished, fit, write_bundle
 from pipelines.training.labelled_sets import LabelledSet, remarks_of, shown_rows, trained_rows
 from pipelines.training.records import CHECKPOINTS, Records, Report, median_speed, read_records
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.objectives.class_loss import ClassLoss
     from bert_core.tasks.base import Task
+    from pipelines.training.labelled_batches import LabelledRank
 
 SMALL_LR = 1e-3
 """A learning rate that small encoders take."""
@@ -179,11 +181,17 @@ def learn(
     selected_step = round(seeds[0]["steps"])
     values = {name: np.array([seed[name] for seed in seeds]) for name in seeds[0]}
     main = task.main_metric({name.removeprefix(f"{SELECTION}_") for name in values})
+    decisions = Decisions()
+    if config.selection.decides:
+        decisions = Decisions.read(files.join(config.output, _decisions(0)))
+        tell(stage, decisions)
+        task = decisions.of(task)
     outputs = write_bundle(
         config,
         digest,
         trainable.build(config.seeds[0]),
         trainable.tokenizer,
+        finish=decisions.scale,
         task=task if trainable.answers else None,
         metrics={name: value for name, value in seeds[0].items() if name != "steps"},
         lineage=lineage,
@@ -282,6 +290,10 @@ def _checkpoints(index: int) -> str:
     return f"{CHECKPOINTS}/{index}"
 
 
+def _decisions(index: int) -> str:
+    return f"{CHECKPOINTS}/decisions-{index}.json"
+
+
 def train_seeds(
     trainable: TrainableTask,
     sets: dict[str, LabelledSet],
@@ -337,6 +349,19 @@ def train_seeds(
         load_weights(selected, model, run_digest=digest)
         model.to(place.device)
         with clock.during("measuring"):
-            scored = rank.measure(HELD_OUT, loop, model) if HELD_OUT in sets else {}
+            decided = _decided(rank, model, files.join(config.output, _decisions(index)))
+            scored = decided.measure(HELD_OUT, loop, model) if HELD_OUT in sets else {}
         result = names.on_all(HELD_OUT, scored) | {SELECTED_STEP: float(selected.step)}
         report([(first_record + steps + 1, result | time_spent(clock))], True)
+
+
+def _decided(rank: "LabelledRank", model: "ObjectiveModel", path: str) -> "LabelledRank":
+    """Return the rank with a task that answers as the selection rows decide, and scale the model's
+    scores. Rank 0 writes the decisions. Collective."""
+    if not rank.config.selection.decides:
+        return rank
+    decisions = rank.decide(model)
+    decisions.scale(model)
+    if rank.place.rank == 0:
+        decisions.write(path)
+    return replace(rank, task=decisions.of(rank.task))

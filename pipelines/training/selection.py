@@ -5,8 +5,15 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from bert_core.checks import NonNegativeInt, PositiveFinite, ShareBelowOne, check_fields
+from bert_core.checks import (
+    NonNegativeInt,
+    PositiveFinite,
+    PositiveShare,
+    ShareBelowOne,
+    check_fields,
+)
 from bert_core.errors import ConfigError
+from bert_core.metrics import Calibration
 from bert_core.wording import one_of
 from tracking.runs.metric_names import LOSS, TASK, measured_on
 
@@ -43,6 +50,17 @@ class SelectionConfig:
     """Stop after this many measurements in a row without improvement; 0 disables."""
     metric: str | None = None
     """Metric to select by; by default the task's main metric; `loss` selects by the loss."""
+    calibrate: Calibration = "none"
+    """What is fitted to the scores of the selected weights on these rows, so that of answers given
+    0.8 eight in ten are right: `temperature`, one scale (Guo et al. 2017); `per_label` also a shift
+    per label, as weights of classes call for, and with several labels per row a scale per label
+    (Platt 1999). It becomes part of the head. For text classification."""
+    thresholds: bool = False
+    """Whether to choose thresholds by these rows, for the best F1 of each label: with several
+    labels per row, or of the positive one of two. The bundle keeps them."""
+    abstain_precision: PositiveShare | None = None
+    """Choose the score below which the bundle abstains, so that this share of its other answers is
+    right on these rows; by default it never abstains."""
     seed: NonNegativeInt = 0
     """Seed that draws the selection rows; they are the same for all training seeds."""
 
@@ -53,6 +71,22 @@ class SelectionConfig:
                 f"selection.patience: wanted 0 without rows to measure on, got {self.patience}: "
                 "set selection.share, 0.1 for a tenth of the training rows"
             )
+        if self.decides and not self.share:
+            raise ConfigError(
+                f"selection.{self.decides[0]}: wanted the default without selection rows, since "
+                "rows that were trained on decide too favourably: set selection.share, 0.1 for a "
+                "tenth of the training rows"
+            )
+
+    @property
+    def decides(self) -> list[str]:
+        """Return the names of the fields by which the rows decide more than the weights."""
+        asked = {
+            "calibrate": self.calibrate != "none",
+            "thresholds": self.thresholds,
+            "abstain_precision": self.abstain_precision is not None,
+        }
+        return [name for name, is_asked in asked.items() if is_asked]
 
     def sign(self, task: "type[Task]") -> int:
         """Return the factor that turns the metric into a cost, where lower is better."""

@@ -444,6 +444,7 @@ class Model:
             yield RANGES_OF_BATCH
         if gives_vectors(self):
             yield VECTORS_NOTE
+        yield from self.task.notes
 
     def card(self) -> Card:
         return Card(

@@ -9,7 +9,8 @@ import {Ranked} from "./views/ranked.js";
 import {Scores} from "./views/scores.js";
 import {Vectors} from "./views/vectors.js";
 import {Weights} from "./views/weights.js";
-import {fixed, lines} from "./texts.js";
+import {fixed, lines, percent} from "./texts.js";
+import {html} from "./vendor/htm-preact.js";
 
 const TEXT = {name: "text", label: "Text", rows: 4};
 const PAIR = {name: "text_pair", label: "Second text", rows: 2, isOptional: true};
@@ -28,9 +29,14 @@ const pair = ({text, text_pair}) => [
   named("text", "Text", text), ...text_pair ? [named("text_pair", "Second text", text_pair)] : [],
 ];
 
-/** A list of label and score, best first. */
-const labelRows = answer =>
-  answer.map(({label, score}) => ({label, share: score})).sort((a, b) => b.share - a.share);
+/** A list of label and score, best first; models that decide by thresholds order it themselves. */
+function labelRows(answer) {
+  const rows = answer.map(({label, score, assigned}) => (
+    {label, share: score, shown: assigned ? `✓ ${percent(score)}` : undefined}));
+  return decides(answer) ? rows : rows.sort((a, b) => b.share - a.share);
+}
+const decides = answer => answer.some(({assigned}) => assigned !== undefined);
+const assignsNone = answer => decides(answer) && !answer.some(({assigned}) => assigned);
 
 /** Two sentences, the likelier first, with how likely each is if it must be one of the two. */
 function likelierFirst({sentence_good, sentence_bad}, {score_good, score_bad}) {
@@ -50,7 +56,10 @@ export const TASKS = {
     request: values => ({body: {inputs: single(values)}}),
     python: values => values.text_pair ? null : ["text_classification", values.text],
     texts: pair,
-    view: ({answer}) => Bars({rows: labelRows(answer[0])}),
+    view: ({answer}) => html`
+      ${assignsNone(answer[0]) && html`
+        <p class="note">The model assigns no label: no score is high enough.</p>`}
+      <${Bars} rows=${labelRows(answer[0])} />`,
   },
   "text-regression": {
     title: "Text regression",

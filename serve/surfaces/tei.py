@@ -174,6 +174,8 @@ class Label:
 
     label: str
     score: float
+    assigned: bool | None = None
+    """Whether it is part of the answer, if the model has thresholds or abstains."""
 
 
 @dataclass(frozen=True, kw_only=True)

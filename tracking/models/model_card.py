@@ -29,6 +29,7 @@ _BARE_KEY = re.compile(r"[\w-]+", re.ASCII)
 
 Classes = Mapping[str, Mapping[str, float]]
 
+CALIBRATION = "expected_calibration_error"
 SHOWN_LABELS, SHOWN_CLASSES = 20, 20
 
 
@@ -143,9 +144,10 @@ def _summary(predictor: "Predictor") -> str:
     )
     if not task.labels:
         return sentence
+    notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in task.notes)
     more = len(task.labels) - SHOWN_LABELS
     names = ", ".join(map(code_span, task.labels[:SHOWN_LABELS]))
-    return f"{sentence} Its labels: {names}{f' and {more} more' if more > 0 else ''}."
+    return f"{sentence} Its labels: {names}{f' and {more} more' if more > 0 else ''}.{notes}"
 
 
 def _use(publication: Publication, predictor: "Predictor", example: Any) -> str:
@@ -220,7 +222,7 @@ def _metrics(counts: Mapping[str, Any]) -> str:
     ]
     rows += [
         (name.replace("_", " "), _number(counts[name]), "–", "–")
-        for name in ("expected_calibration_error", "brier_score")
+        for name in (CALIBRATION, f"{CALIBRATION}_before", "brier_score")
         if name in counts
     ]
     return table(("metric", "value", "interval", "baseline"), rows)

@@ -65,7 +65,8 @@ def others(task: type[Task], rows: list[dict[str, Any]], option: str, usual: Any
     if get_origin(kind) is Literal:
         values = list(get_args(kind))
     elif get_origin(kind) is dict:
-        values = [{"query": "the sea "}]
+        numbers = get_args(kind)[1] is float
+        values = [{label: 0.9} for label in labels] if numbers else [{"query": "the sea "}]
     elif get_origin(kind) is list:
         values = [[8], [*labels, "another"]] if get_args(kind) == (int,) else [[*labels, "another"]]
     else:
