@@ -4,6 +4,7 @@ fills."""
 import asyncio
 import logging
 import math
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,15 +49,8 @@ LONGEST_PASS_S = 120.0
 FAILURES = 3
 """Requests in a row that must fail before the model itself is considered at fault."""
 
-OUT_OF_MEMORY = (
-    "DefaultCPUAllocator",
-    "out of memory",
-    "Failed to allocate memory",
-    "bad_alloc",
-    "bad allocation",
-)
-"""Parts of the RuntimeErrors that torch, on a CPU and on a GPU, and the engines raise if no memory
-is left."""
+ALLOCATORS = ("DefaultCPUAllocator", "Failed to allocate memory", "bad_alloc", "bad allocation")
+"""Parts of the RuntimeErrors that torch and the engines raise if no memory is left."""
 
 RANGES_OF_BATCH = (
     "The 8 bits of this model take their range from each batch, so that an answer depends a little "
@@ -516,6 +510,9 @@ def _forward(
 
 
 def _lacks_memory(error: BaseException) -> bool:
+    torch = sys.modules.get("torch")  # None where only graphs have answered
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
     if isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(part in str(error) for part in OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(name in str(error) for name in ALLOCATORS)
