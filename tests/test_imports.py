@@ -187,6 +187,18 @@ def test_what_serves_and_predicts_loads_without_torch() -> None:
     assert_loads_without({"torch", "mlflow", "pandas"}, modules)
 
 
+def test_training_in_the_calling_process_loads_without_ray() -> None:
+    """Which takes a second of a command that asks for no workers."""
+    modules = [
+        "pipelines.training.driver",
+        "pipelines.training.worker",
+        "pipelines.training.labelled_batches",
+        "pipelines.training.shard_batches",
+        "pipelines.training.seeds",
+    ]
+    assert_loads_without({"ray", "mlflow", "pandas", "torch._dynamo"}, modules)
+
+
 def assert_loads_without(heavy: set[str], modules: list[str]) -> None:
     program = (
         "import importlib, sys\n"

@@ -1,6 +1,6 @@
 """The driver side of stages that train: starts the workers, shows progress, keeps the record.
 
-What a worker does is in `worker`; the mathematics is in `bert_core.train`.
+What a worker does is in `ray_worker` and `worker`; the mathematics is in `bert_core.train`.
 """
 
 import shutil
@@ -127,7 +127,7 @@ def _fit_on_ray(
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
 
     from pipelines.training.controller import RecordingCallback, Trainer
-    from pipelines.training.worker import on_ray
+    from pipelines.training.ray_worker import on_ray
 
     use_gpu = require_room(
         config.least_workers, config.threads_per_worker, gpus=config.gpus, wait=config.wait

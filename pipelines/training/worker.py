@@ -1,4 +1,4 @@
-"""Does the work of one training worker, on Ray Train or in this process.
+"""Does the work of one training worker, on Ray Train (`ray_worker`) or in this process.
 
 The file is ordered by the flow: place, data, model, then steps with their reports and checkpoints.
 """
@@ -9,15 +9,12 @@ import math
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
-import ray
 import torch
-from ray import train as ray_train
 
 from bert_core import files
 from bert_core.batches import PhasedBatches, RankBatches
@@ -39,7 +36,6 @@ from bert_core.train.checkpoint import (
 from bert_core.train.clock import Clock
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.hardware import (
-    flush_denormals,
     keep_freed_memory,
     make_deterministic,
     peak_flops,
@@ -53,8 +49,6 @@ from pipelines.runtime.description import STARTED
 from pipelines.training.config import TrainingConfig
 from pipelines.training.records import (
     CHECKPOINTS,
-    DIVERGED,
-    STOPPING_FILE,
     Notice,
     Records,
     Report,
@@ -63,7 +57,6 @@ from pipelines.training.records import (
 from tracking.runs import metric_names as names
 from tracking.runs.goodput import clock_metrics
 from tracking.runs.metric_names import LOSS
-from tracking.runs.system_metrics import SystemMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -88,40 +81,6 @@ class RankPlace:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         make_deterministic(device)
         return cls(*rank_of_world(), device)
-
-
-def on_ray(arguments: dict[str, Any]) -> None:
-    """Run as the entry point of a Ray Train worker; reports go through `ray.train.report`."""
-
-    flush_denormals()  # only here, not when the work is done in the user's own process
-    noticed: set[str] = set()
-
-    # One worker per node reads them; rank 0's report is recorded, with the readings of all.
-    metrics = SystemMetrics() if ray_train.get_context().get_local_rank() == 0 else None
-
-    def report(records: Records, last: bool) -> Notice:
-        system = metrics.read() if metrics else {}
-        ray_train.report({"records": records, "last": last, "system": system})
-        notice = ray_train.get_preemption_info()
-        new = set(notice.preempted_node_ids if notice else ()) - noticed
-        noticed.update(new)
-        # Collective: every rank has to call it.
-        if from_rank_0(float(rank == 0 and files.exists(stop))):
-            return "stop"
-        return "checkpoint" if new else "nothing"
-
-    config, rank = arguments["config"], ray_train.get_context().get_world_rank()
-    worker = ray.get(arguments["worker"])
-    stop = files.join(config.output, STOPPING_FILE)
-    check_storage(config.output, rank)
-    try:
-        with suppress(StoppedError):
-            worker(config, arguments["digest"], report)
-    except DivergedError as error:  # if raised, training would be retried and diverge again
-        if rank == 0:
-            files.write_bytes(files.join(config.output, DIVERGED), str(error).encode())
-    if rank == 0:
-        files.remove(stop)
 
 
 def check_storage(output: str, rank: int) -> None:
