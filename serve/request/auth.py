@@ -16,6 +16,7 @@ import logging
 import math
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -256,6 +257,8 @@ class Keys:
         self.path, self._due_s = path, time.monotonic() + REREAD_S
         self._callers: dict[str, Caller] = {}
         self._is_known = False
+        self._reading = threading.Lock()
+        """Held while the file is read, or a slow read would undo what a later one has found."""
         self._problem: str | None = None
         """Why the file cannot be read, as logged."""
         if keys is None:
@@ -323,22 +326,30 @@ class Keys:
         """Read the file again; while it cannot be read, the keys that are known stay valid."""
         if self.path is None:
             return
-        self._due_s = time.monotonic() + REREAD_S
+        with self._reading:
+            try:
+                self._read(self.path)
+            finally:
+                self._due_s = time.monotonic() + REREAD_S
+
+    def _read(self, path: str) -> None:
         try:
-            is_there = files.exists(self.path)
-            self.take(read_keys(self.path) if is_there else [])
+            is_there = files.exists(path)
+            self.take(read_keys(path) if is_there else [])
             problem = None if is_there else "there is no such file here: no key is valid"
         except (OSError, RaybertError) as error:
             problem = str(error)
-            if not self._is_known and (known := last_read(self.path)) is not None:
+            if not self._is_known and (known := last_read(path)) is not None:
                 self.take(known)
         if problem is not None and problem != self._problem:
-            logger.error("API keys, %s: %s", self.path, problem)
+            logger.error("API keys, %s: %s", path, problem)
         self._problem = problem
 
     def _look_again(self) -> None:
         late_s = time.monotonic() - self._due_s
         if self.path is None or late_s < 0:
+            return
+        if self._reading.locked():  # storage is slow: no other thread shall wait for it too
             return
         if late_s > REREAD_S:  # no request came for long: the known keys are too old
             self.reread()

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -206,6 +207,50 @@ def test_a_replica_takes_what_changes_in_the_file(
         with pytest.raises(UnauthorizedError):
             keys.admit(bearer(one), "docs")
 
+    asyncio.run(scenario())
+
+
+def test_storage_that_is_slow_has_one_thread_wait_for_it_and_undoes_no_later_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a thread per interval, none would be left for other work within half a minute."""
+    monkeypatch.setattr(auth, "REREAD_S", 0.02)
+    file, key, stored = str(tmp_path / "keys.json"), *auth.create("one")
+    auth.change_keys(file, lambda _: [stored])
+    keys, read_keys = Keys(path=file), auth.read_keys
+    reads: list[int] = []
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def read_slowly(path: str) -> list[Key]:
+        content = read_keys(path)
+        if threading.current_thread() is not threading.main_thread() and not waits.is_set():
+            waits.set()
+            assert goes_on.wait(30)
+        reads.append(len(content))
+        return content
+
+    async def admits() -> bool:
+        await asyncio.sleep(0.01)
+        try:
+            return keys.admit(bearer(key), "docs").key.name == "one"
+        except UnauthorizedError:
+            return False
+
+    async def scenario() -> None:
+        while not waits.is_set():
+            assert await admits()
+        auth.change_keys(file, lambda _: [])
+        reads.clear()
+        try:
+            assert all([await admits() for _ in range(20)])  # not known to be revoked yet
+            assert not reads
+        finally:
+            goes_on.set()
+        while await admits():
+            pass
+        assert not any([await admits() for _ in range(20)])
+
+    monkeypatch.setattr(auth, "read_keys", read_slowly)
     asyncio.run(scenario())
 
 
