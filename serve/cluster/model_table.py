@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from serve.http.app import LocalModel
@@ -16,6 +18,9 @@ from serve.versions.loaded_model import LoadedModel
 from serve.versions.plan import PLAN, Plan
 
 logger = logging.getLogger("ray.serve")
+
+MOST_LOADS = 8
+"""Models that are loaded at once; others wait."""
 
 
 class ModelTable:
@@ -31,6 +36,9 @@ class ModelTable:
         self._adding: dict[str, Plan] = {}
         """Plans of models that are being loaded beside others."""
         self._tasks: set[asyncio.Task[None]] = set()
+        # NOTE: asyncio's own threads, of which there are few, also read bodies: a load may take
+        # minutes, and a store that is away keeps its thread for as long.
+        self._loaders = ThreadPoolExecutor(MOST_LOADS, thread_name_prefix="load")
 
     async def change(self, plans: Mapping[str, Any], when_changed: Callable[[], None]) -> None:
         """Serve these models from now on, and no others.
@@ -84,7 +92,9 @@ class ModelTable:
             await model.check_health()
 
     async def _load(self, plan: Plan) -> LoadedModel:
-        return await asyncio.to_thread(LoadedModel, plan, self._report, self.recorder)
+        loop = asyncio.get_running_loop()
+        load = partial(LoadedModel, plan, self._report, self.recorder)
+        return await loop.run_in_executor(self._loaders, load)
 
     async def _add(self, plan: Plan) -> None:
         """Load one more model, and retry for as long as its plan is wanted."""

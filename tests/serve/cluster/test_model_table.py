@@ -106,6 +106,35 @@ def test_a_model_that_is_being_added_is_loaded_once_however_often_its_plan_comes
     live.eventually(lambda: threading.active_count() <= before)  # nobody follows a model's plan
 
 
+def test_models_that_are_being_added_leave_threads_to_the_requests(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large bodies are read on asyncio's threads, of which there are 32 at most."""
+    may_load = threading.Event()
+
+    class Slow(LoadedModel):
+        def __init__(self, plan: Plan, *arguments: Any) -> None:
+            if plan.name != "a":
+                assert may_load.wait(30)
+                raise ConfigError("it is not wanted")
+            super().__init__(plan, *arguments)
+
+    async def scenario() -> None:
+        served = ModelTable(Recorder(), lambda pairing, tally: None)
+        plans = {"a": plan_as_json("a", bundle)}
+        await served.change(plans, lambda: None)
+        others = {f"b{number}": plan_as_json(f"b{number}", bundle) for number in range(40)}
+        await served.change(plans | others, lambda: None)
+        try:
+            assert await asyncio.wait_for(asyncio.to_thread(len, others), 5) == 40
+        finally:
+            may_load.set()
+        served.models["a"].close()
+
+    monkeypatch.setattr(model_table, "LoadedModel", Slow)
+    asyncio.run(scenario())
+
+
 def test_a_process_that_serves_nothing_yet_fails_with_its_model(tmp_path: Path) -> None:
     served = ModelTable(Recorder(), lambda pairing, tally: None)
     with pytest.raises(ConfigError, match="wanted the folder of a bundle"):
