@@ -6,7 +6,7 @@ from typing import Literal
 IGNORE = -100
 """Label of a token that is scored but not in the loss, because none of the model's labels is right
 for it."""
-VectorLoss = Literal["contrastive", "cosine"]
+VectorLoss = Literal["contrastive", "cosine", "kl", "margin_mse"]
 """Losses of `embedding.LOSSES`."""
 EntryPooling = Literal["max", "sum"]
 """How a row's tokens share an entry of a sparse vector."""

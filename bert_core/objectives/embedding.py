@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from bert_core.model.encoder import Encoded
@@ -105,7 +107,7 @@ class Contrastive:
             ruled_out = wrong.mask(rows)
             with torch.autocast(rows.device.type, enabled=False):  # bf16 has only three digits
                 scores = [
-                    (own @ other.mT / self.temperature).masked_fill(ruled_out, float("-inf"))
+                    (own @ other.mT / self.temperature).masked_fill(ruled_out, -inf)
                     for own, other in zip(owns, others, strict=True)
                 ]  # (rows, C) each
                 part = loss(*scores, texts.targets[rows])
@@ -211,11 +213,97 @@ class Cosine:
         return LossPart((scores - targets).square().sum(), len(scores), None)
 
 
-LOSSES: dict[VectorLoss, type[Contrastive] | type[Cosine]] = {
+@dataclass(frozen=True)
+class ListDivergence:
+    """The divergence of two softmaxes over each row's compared texts: of cosines divided by
+    `temperature`, and of a teacher's scores (Hinton et al. 2015; as in Ren et al. 2021, RocketQAv2,
+    section 3.3).
+    """
+
+    temperature: float
+    chooses: ClassVar[bool] = True
+    joint: ClassVar[bool] = False
+
+    def count(self, batch: Batch) -> int:
+        return len(batch["choices"])
+
+    def part(self, vectors: Float[Tensor, "items width"], batch: Batch) -> LossPart:
+        texts = Compared.of(batch["choices"])
+        return self._divergence(vectors, batch["similarities"][texts.others_at], batch, 1.0)
+
+    def soft_part(
+        self,
+        vectors: Float[Tensor, "items width"],
+        teachers: Float[Tensor, "items other_width"],
+        batch: Batch,
+        temperature: float,
+    ) -> LossPart:
+        cosines = _cosines(teachers, Compared.of(batch["choices"]))
+        return self._divergence(vectors, cosines / self.temperature, batch, temperature)
+
+    def _divergence(
+        self,
+        vectors: Float[Tensor, "items width"],
+        scores: Float[Tensor, "compared"],
+        batch: Batch,
+        temperature: float,
+    ) -> LossPart:
+        sizes = batch["choices"]
+        cosines = _cosines(vectors, Compared.of(sizes)) / self.temperature
+        lists = [
+            pad_sequence(each.split((sizes - 1).tolist()), batch_first=True, padding_value=-inf)
+            for each in (cosines, scores.to(cosines.dtype))
+        ]  # (R, most texts in a row) each
+        return soft_cross_entropy(lists[0], lists[1], temperature)
+
+
+@dataclass(frozen=True)
+class MarginError:
+    """The squared error of each negative's margin: how far its cosine divided by `temperature` is
+    below that of the row's relevant text, against the same difference of a teacher's scores
+    (MarginMSE, Hofstätter et al. 2020, equation 4)."""
+
+    temperature: float
+    chooses: ClassVar[bool] = False
+    joint: ClassVar[bool] = False
+
+    def count(self, batch: Batch) -> int:
+        return len(batch["similarities"]) - 2 * len(batch["choices"])
+
+    def part(self, vectors: Float[Tensor, "items width"], batch: Batch) -> LossPart:
+        texts = Compared.of(batch["choices"])
+        return self._squared_errors(vectors, batch["similarities"][texts.others_at], texts)
+
+    def soft_part(
+        self,
+        vectors: Float[Tensor, "items width"],
+        teachers: Float[Tensor, "items other_width"],
+        batch: Batch,
+        temperature: float,
+    ) -> LossPart:
+        texts = Compared.of(batch["choices"])
+        return self._squared_errors(vectors, _cosines(teachers, texts) / self.temperature, texts)
+
+    def _squared_errors(
+        self,
+        vectors: Float[Tensor, "items width"],
+        scores: Float[Tensor, "compared"],
+        texts: Compared,
+    ) -> LossPart:
+        gaps = _cosines(vectors, texts) / self.temperature - scores
+        errors = gaps[texts.targets[texts.row_of]] - gaps  # 0 for the relevant text itself
+        return LossPart(errors.square().sum(), len(gaps) - len(texts.own_at), None)
+
+
+Loss = Contrastive | Cosine | ListDivergence | MarginError
+LOSSES: dict[VectorLoss, Callable[[float], Loss]] = {
     "contrastive": Contrastive,
     "cosine": Cosine,
+    "kl": ListDivergence,
+    "margin_mse": MarginError,
 }
-"""A loss says how many items a batch has, what they cost, and whether rows share it."""
+"""A loss, from its temperature. It says how many items a batch has, what they cost, and whether
+rows share it."""
 
 
 class Embedding(Objective):
@@ -227,6 +315,8 @@ class Embedding(Objective):
         text, text_pair                `contrastive`  other rows' texts are wrong
         text, text_pair, negatives     `contrastive`  so are the negatives, of all rows
         text, text_pair, score         `cosine`       the cosine should be the score
+        text, text_pair, negatives,    `kl`           cosines are compared with a teacher's scores,
+          scores                       `margin_mse`   as lists, or by their differences
 
     Rows of one global batch are each other's negatives, whatever the number of workers and the
     micro-batch size.

@@ -9,26 +9,31 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Num
 
 from bert_core.checks import PositiveFloat, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import (
-    Cut,
-    Ids,
-    Window,
-    first_ids_of,
-    ids_of,
-    kept_of,
-    with_special_tokens,
-)
+from bert_core.data.windows import Ids, Window
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
 from bert_core.model.config import EncoderConfig, Pooling
 from bert_core.objectives import VectorLoss
 from bert_core.objectives.graph_scores import VECTORS
-from bert_core.tasks.base import Kind, Options, Parameters, Task, numbered
+from bert_core.tasks.base import Kind, Remarks, Task, numbered
+from bert_core.tasks.compared_texts import (
+    OtherPassages,
+    PromptOptions,
+    TowerOptions,
+    VectorParameters,
+    check_pairs,
+    check_passages,
+    named,
+    remarks_on_negatives,
+    search_of,
+    sequences_of,
+    texts_of,
+)
 from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.modules import (
     ABOUT,
@@ -45,17 +50,28 @@ from bert_core.tasks.modules import (
     unread_settings,
 )
 from bert_core.tasks.shapes import Row
-from bert_core.tasks.texts import Side, TextInput, cuts_beginning, numbers_of
+from bert_core.tasks.texts import TextInput, numbers_of
 
 if TYPE_CHECKING:
     from bert_core.objectives.embedding import Embedding
 
 POOLING = "1_Pooling/config.json"
-_OF_OTHER: Mapping[VectorLoss, tuple[str, ...]] = {
-    "cosine": ("temperature",),
-    "contrastive": ("highest_score",),
+RowKind = Literal["", "score", "scores"]
+"""What rows have besides texts: a score of their pair, or a teacher's scores of all texts."""
+_WORDS: Mapping[RowKind, str] = {"": "none", "score": "a score", "scores": "a teacher's scores"}
+_LOSSES: Mapping[RowKind, tuple[VectorLoss, ...]] = {
+    "": ("contrastive",),
+    "score": ("cosine",),
+    "scores": ("kl", "margin_mse"),
 }
-"""Loss → the options that only the other one reads."""
+"""The losses for each kind of rows, the default first."""
+_OF_OTHERS: Mapping[VectorLoss, tuple[str, ...]] = {
+    "contrastive": ("highest_score",),
+    "cosine": ("temperature",),
+    "kl": ("highest_score",),
+    "margin_mse": ("highest_score",),
+}
+"""Loss → the options that only others read."""
 CONFIG, MATRYOSHKA = "config.json", "matryoshka_dimensions"
 """The file and the entry with the lengths to which vectors may be cut (vLLM's convention)."""
 _CUT = re.compile(r"_dim_\d+$")
@@ -67,40 +83,11 @@ _MODES: dict[Pooling, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likeness:
+class Likeness(OtherPassages):
     """Labels of a text and its `text_pair`: how similar they are, or that they belong together."""
 
     score: float | None = None
     """Similarity; texts of rows without a score belong together."""
-    negatives: list[str] | None = None
-    """Texts that do not belong to the first text."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptOptions(Options):
-    """Prompts of a model, by sentence-transformers' names."""
-
-    prompts: dict[str, str] = field(default_factory=dict)
-    """Texts to put before a text, by name, such as `query`."""
-    default_prompt: str | None = None
-    """Name of the prompt that is used by default."""
-
-    def prompt(self, name: str | None) -> str:
-        """Return the text of the prompt `name`, or of the default prompt; empty if there is
-        neither.
-
-        Raises: InputError if the model has no prompt of this name.
-        """
-        field, name = ("prompt_name", name) if name else ("default_prompt", self.default_prompt)
-        if name is None:
-            return ""
-        if name not in self.prompts:
-            there_are = ", ".join(self.prompts) or "none"
-            raise InputError(
-                f"{field}: wanted one of the model's prompts ({there_are}), got {name!r}: "
-                "leave it out, or put the prompt before the text yourself"
-            )
-        return self.prompts[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +106,7 @@ class VectorOptions(PromptOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureExtractionOptions(VectorOptions):
+class FeatureExtractionOptions(VectorOptions, TowerOptions):
     """How a model turns a text into a vector, and how it is trained to do so."""
 
     own_names: ClassVar = frozenset({"layer", "dimensions"})
@@ -130,39 +117,24 @@ class FeatureExtractionOptions(VectorOptions):
     normalize: bool = False
     """Whether vectors are scaled to length 1."""
     loss: VectorLoss | None = None
-    """`cosine` for training rows with a score, otherwise `contrastive` (also called InfoNCE or
-    MNRL), for which the texts of the other rows of a batch, over all workers, are a row's
-    negatives; detected from the rows."""
+    """`contrastive` (also called InfoNCE or MNRL), for which the texts of the other rows of a
+    batch, over all workers, are a row's negatives; `cosine` for training rows with a score; for
+    rows with a teacher's scores `kl` (a row's texts as a list), or `margin_mse` (differences from
+    the `text_pair`; Hofstätter et al. 2020). Detected from the rows; `kl` if they have scores."""
     highest_score: PositiveFloat | None = None
     """The score of texts with the same meaning; by default, the highest in the training rows."""
     temperature: PositiveFloat = 0.05
-    """Divisor of the cosines (Gao et al. 2021, section 3)."""
+    """Divisor of the cosines (Gao et al. 2021, section 3); a teacher's scores are not divided."""
     dimensions: list[int] = field(default_factory=list)
     """Shorter lengths to which vectors may be cut; in training, each adds a loss of the vectors
     that are cut to it, and evaluation measures each (Matryoshka; Kusupati et al. 2022).
     `config.json` has them as `matryoshka_dimensions`."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        VectorOptions.__post_init__(self)
+        TowerOptions.__post_init__(self)
         if any(size < 1 for size in self.dimensions):
             raise InputError(f"dimensions: wanted lengths of at least 1, got {self.dimensions}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VectorParameters(Parameters):
-    """Which prompt a text gets, and how it is cut if it is too long, by Hugging Face's names."""
-
-    cut_by: ClassVar[str | None] = "truncate"
-
-    truncate: bool = False
-    """Cut texts that are longer than the model reads; otherwise they are rejected."""
-    truncation_direction: Side | None = None
-    """Which end of the text is cut off; None cuts as the tokenizer does, usually `right`."""
-    prompt_name: str | None = None
-    """Name of the model's prompt to put before each text."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, error=InputError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +183,23 @@ class FeatureExtraction(Task, SentenceTransformer):
             ),
         ),
         Kind(
+            name="distilled",
+            rows=(
+                {
+                    "text": "how do I open a file",
+                    "text_pair": "Use open to read a file.",
+                    "negatives": ["A list holds objects in order."],
+                    "scores": [8.5, -3.0],
+                },
+                {
+                    "text": "what is a list",
+                    "text_pair": "A list holds objects in order.",
+                    "negatives": ["Use open to read a file.", "A set has no order."],
+                    "scores": [9.0, -4.5, 1.5],
+                },
+            ),
+        ),
+        Kind(
             name="scores",
             rows=(
                 {"text": "Open the file.", "text_pair": "The file is opened.", "score": 4.5},
@@ -239,18 +228,20 @@ class FeatureExtraction(Task, SentenceTransformer):
     def from_rows(
         cls, rows: Sequence[Row], options: FeatureExtractionOptions | None = None
     ) -> "FeatureExtraction":
-        chosen, loss = options or cls.options(), _loss_of(rows)
-        for name in _OF_OTHER[loss]:
+        chosen, kind = options or cls.options(), _kind_of(rows)
+        loss = chosen.loss if chosen.loss in _LOSSES[kind] else _LOSSES[kind][0]
+        for name in _OF_OTHERS[loss]:
             if getattr(chosen, name) != getattr(cls.options(), name):
                 raise ConfigError(
                     f"options.{name}: wanted none with the loss {loss}, which the rows are for and "
                     f"which does not use it, got {getattr(chosen, name)}: leave it out"
                 )
         if chosen.loss not in (None, loss):
-            has = "have a" if loss == "cosine" else "have no"
+            has = f"have {_WORDS[kind]}" if kind else "have no score"
             raise CorpusError(
-                f"training rows: wanted rows for the loss {chosen.loss}, got rows that {has} "
-                f"score, which are for {loss}: leave the option out, or give other rows"
+                f"training rows: wanted rows for the loss {chosen.loss}, got rows that {has}, "
+                f"which are for {' or '.join(_LOSSES[kind])}: leave the option out, or give other "
+                "rows"
             )
         highest = chosen.highest_score
         if loss == "cosine" and highest is None:
@@ -269,6 +260,7 @@ class FeatureExtraction(Task, SentenceTransformer):
         score, highest = row.get("score"), None if options is None else options.highest_score
         if score is not None and row.get("negatives"):
             raise InputError("wanted a score or negatives, got both: remove one of them")
+        check_passages(row)
         if learned and score is not None and highest is not None and abs(score) > highest:
             raise InputError(
                 f"wanted a score from {-highest:g} to {highest:g}, that of texts with the same "
@@ -365,10 +357,11 @@ class FeatureExtraction(Task, SentenceTransformer):
     ) -> list[Window]:
         parameters = parameters or self.parameters(truncate=True)
         limit = min(max_length, self.chosen.max_length or max_length)
-        prompt = self.chosen.prompt(parameters.prompt_name)
         texts = [texts_of(row) for row in rows]
         all_texts = [text for row_texts in texts for text in row_texts]
-        sequences = iter(sequences_of(tokenizer, all_texts, limit, parameters, prompt))
+        prompts = [self.chosen.prompts_before(len(each), parameters.prompt_name) for each in texts]
+        before = list(chain.from_iterable(prompts))
+        sequences = iter(sequences_of(tokenizer, all_texts, limit, parameters, before))
         labels: Iterator[dict[str, np.ndarray]] = iter(())
         if labelled:
             labels = self._labels(rows, texts, all_texts)
@@ -404,9 +397,9 @@ class FeatureExtraction(Task, SentenceTransformer):
     def _labels(
         self, rows: Sequence[Row], texts: Sequence[Sequence[str]], all_texts: Sequence[str]
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Yield for every row, for each of its texts, the similarity to the first text and a number
-        that identifies the text."""
-        scored = _loss_of(rows) == "cosine"
+        """Yield for every row, for each of its texts, the similarity to the first text, or its
+        score by a teacher, and a number that identifies the text."""
+        kind = _kind_of(rows)
         for number, row in enumerate(rows, 1):
             with numbered(number):
                 self.checked_row(row, self.chosen)
@@ -415,8 +408,10 @@ class FeatureExtraction(Task, SentenceTransformer):
         for row, row_ids in zip(rows, np.split(text_ids, ends[:-1]), strict=True):
             similarities = np.zeros(len(row_ids), dtype=np.float32)
             similarities[:2] = 1
-            if scored:
+            if kind == "score":
                 similarities[1] = row["score"] / (self.chosen.highest_score or 1.0)
+            elif kind == "scores":
+                similarities[1:] = row["scores"]
             yield {"similarities": similarities, "texts": row_ids}
 
     def decode(
@@ -510,6 +505,9 @@ class FeatureExtraction(Task, SentenceTransformer):
     def wrong(self, columns: Columns) -> Bool[np.ndarray, "rows"] | None:
         return super().wrong(columns) if "rank" in columns else None
 
+    def remarks(self, rows: Sequence[Row]) -> Remarks:
+        return super().remarks(rows) | remarks_on_negatives(rows)
+
     def is_comparable(self, other: Evaluated) -> bool:
         return self.name == other.name  # however a model computes its vectors
 
@@ -521,7 +519,7 @@ def _columns(rows: Sequence[Row], vectors: Sequence[Float[np.ndarray, "_ size"]]
     """Return `FeatureExtraction.compare` for vectors of one length."""
     scaled = [unit(texts) for texts in vectors]
     firsts, pairs = (np.stack([texts[place] for texts in scaled]) for place in (0, 1))
-    if _loss_of(rows) == "cosine":
+    if _kind_of(rows) == "score":
         scores = np.array([row["score"] for row in rows], dtype=np.float64)
         return {"predicted": (firsts * pairs).sum(-1, dtype=np.float64), "label": scores}
     search = search_of(rows)
@@ -537,96 +535,23 @@ def _metrics(columns: Columns) -> dict[str, float]:
     return {name: metrics[name] for name in ("spearman", "pearson")}
 
 
-def texts_of(row: Row) -> list[str]:
-    """Return a row's `text`, and the texts that it is compared with."""
-    pair = row.get("text_pair")
-    return [row["text"], *([] if pair is None else [pair]), *(row.get("negatives") or ())]
-
-
-def named(row: Row, cuts: Sequence[Cut | None]) -> list[tuple[Cut, ...]]:
-    """Return the cut of each text of a row, empty if the text was not cut. If the row has several
-    texts, cuts have the names of their texts."""
-    names = ["text", *(["text_pair"] if row.get("text_pair") is not None else [])]
-    names += [f"negatives[{place}]" for place in range(len(cuts) - len(names))]
-    return [
-        () if cut is None else (replace(cut, name=name if len(cuts) > 1 else ""),)
-        for cut, name in zip(cuts, names, strict=True)
+def _kind_of(rows: Sequence[Row]) -> RowKind:
+    """Return the kind of these rows. Raises: CorpusError if a row has no `text_pair`, does not fit,
+    or is of another kind than the first."""
+    check_pairs(rows)
+    kinds: list[RowKind] = [
+        "score" if row.get("score") is not None else "scores" if row.get("scores") else ""
+        for row in rows
     ]
-
-
-def sequences_of(
-    tokenizer: Tokenizer,
-    texts: Sequence[str],
-    limit: int,
-    parameters: VectorParameters,
-    prompt: str = "",
-) -> Iterator[tuple[Ids, Cut | None]]:
-    """Yield the ids of each text, with the prompt before it and special tokens, and how it was cut;
-    None if it was not. Texts are cut to `limit` tokens if the parameters say so."""
-    from_end = cuts_beginning(tokenizer, parameters.truncation_direction)
-    texts = [prompt + text for text in texts] if prompt else texts
-    if parameters.truncate:
-        all_ids = first_ids_of(tokenizer, texts, limit, from_end=from_end)
-    else:
-        all_ids = ids_of(tokenizer, texts)
-    room = limit - 2
-    for text, ids in zip(texts, all_ids, strict=True):
-        if not parameters.truncate or len(ids) <= room:
-            yield with_special_tokens(tokenizer, ids).ids, None
-            continue
-        cut_ids = kept_of(ids, room, from_end=from_end)
-        cut = Cut(text, room, from_end=from_end, prompt=len(prompt))
-        yield with_special_tokens(tokenizer, cut_ids).ids, cut
-
-
-@dataclass(frozen=True)
-class Search:
-    """Rows as a search task: each row's `text_pair` is to be found among all texts with which any
-    of the rows is compared."""
-
-    places: Int[np.ndarray, "passages"]
-    """Where each different text is first compared with, counted over all rows in order."""
-    targets: Int[np.ndarray, "rows"]
-    """Which of `places` each row's `text_pair` is."""
-    queries: Int[np.ndarray, "rows"]
-    """Equal numbers for rows with the same `text`."""
-
-
-def search_of(rows: Sequence[Row]) -> Search:
-    """Return the rows as a search task. Raises: CorpusError if a row has no `text_pair`."""
-    _check_pairs(rows)
-    texts = [texts_of(row) for row in rows]
-    passages = [text for row_texts in texts for text in row_texts[1:]]
-    numbers = numbers_of(passages)
-    _, places = np.unique(numbers, return_index=True)
-    sizes = np.array([len(row_texts) - 1 for row_texts in texts])
-    queries = numbers_of(row_texts[0] for row_texts in texts)
-    return Search(places, numbers[np.cumsum(sizes) - sizes], queries)
-
-
-def _check_pairs(rows: Sequence[Row]) -> None:
-    for number, row in enumerate(rows, 1):
-        if row.get("text_pair") is None:
+    for number, (row, kind) in enumerate(zip(rows, kinds, strict=True), 1):
+        if kind != kinds[0]:
             raise CorpusError(
-                f"row {number}: wanted a text_pair, the text to compare with the first, got none: "
-                "name its column, or remove the row"
-            )
-
-
-def _loss_of(rows: Sequence[Row]) -> VectorLoss:
-    """Return the loss for these rows. Raises: CorpusError if a row has no `text_pair`, or only some
-    rows have a score."""
-    _check_pairs(rows)
-    scored = rows[0].get("score") is not None
-    for number, row in enumerate(rows, 1):
-        if (row.get("score") is not None) != scored:
-            raise CorpusError(
-                f"row {number}: wanted a score in every row or in none, row 1 has "
-                f"{'one' if scored else 'none'}: use separate files for the two kinds"
+                f"row {number}: wanted {_WORDS[kind or kinds[0]]} in every row or in none, row 1 "
+                f"has {_WORDS[kinds[0]]}: use separate files for the two kinds"
             )
         with numbered(number):
             FeatureExtraction.checked_row(row)
-    return "cosine" if scored else "contrastive"
+    return kinds[0]
 
 
 def base64_of(vector: Float[np.ndarray, "size"]) -> str:

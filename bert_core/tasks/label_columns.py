@@ -1,4 +1,5 @@
-"""Names of the labels of rows that give labels as 0 and 1, in a column per label or in a list.
+"""Fields that are given in several columns: labels as 0 and 1, in a column per label or in a list,
+and lists of texts, in a column per text.
 
 Jigsaw's and GoEmotions' CSV files, and data sets for transformers' multi-label models, are
 published that way.
@@ -37,6 +38,8 @@ def with_names(
     Raises: ConfigError if the field cannot be given that way; CorpusError naming a column that is
         missing.
     """
+    if field in one_or_more(target):
+        return _with_texts(of_file, source, field, names)
     if field != column_per_label(target):
         raise ConfigError(
             f"{setting}.{field}: wanted the name of a column, got a list: only the labels of texts "
@@ -62,6 +65,36 @@ def with_names(
             records.append(ChainMap({field: labels}, cast("dict[str, Any]", record)))
             numbers.append(number)
     return replace(of_file, records=records, numbers=numbers, unread=unread)
+
+
+def _with_texts(
+    of_file: LabelledFile, source: str, field: str, names: Sequence[str]
+) -> LabelledFile:
+    """Return the file with each record's texts in these columns as a list in the column `field`;
+    empty cells are left out.
+
+    Raises: CorpusError naming a column that is missing.
+    """
+    for name in names:
+        present = [*map(str, of_file.records[0])] if of_file.records else [name]
+        if not any(name in record for record in of_file.records) and of_file.records:
+            raise CorpusError(
+                f"{source}: wanted a column {name!r}, there are: {', '.join(present)}"
+                f"{nearest(name, present)}: give the names of the columns that hold the {field}"
+            )
+    records: list[Row] = []
+    for record in of_file.records:
+        cells = [record.get(name) for name in names]
+        texts = [cell for cell in cells if cell is not None and str(cell).strip()]
+        # Not a copy: a column of Parquet is read only if it is used.
+        records.append(ChainMap({field: texts or None}, cast("dict[str, Any]", record)))
+    return replace(of_file, records=records)
+
+
+def one_or_more(target: type) -> frozenset[str]:
+    """Return the lists of texts in a target that may be given as a single text, or as several
+    columns with a text each."""
+    return getattr(target, "one_or_more", frozenset())
 
 
 def _check_present(records: Sequence[Row], source: str, field: str, names: Sequence[str]) -> None:

@@ -15,13 +15,13 @@ from bert_core.metrics.regression import correlations
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives.graph_scores import VECTORS
 from bert_core.tasks.base import Kind, Task, numbered
+from bert_core.tasks.compared_texts import VectorParameters
 from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.feature_extraction import (
     FeatureExtraction,
     FeatureExtractionOptions,
     FeatureExtractionParameters,
     VectorOptions,
-    VectorParameters,
     unit,
 )
 from bert_core.tasks.modules import SentenceTransformer

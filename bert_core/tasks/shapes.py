@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from bert_core import files
 from bert_core.data.tables import DIVIDERS, ClassLabel
 from bert_core.errors import ConfigError, CorpusError, InputError
-from bert_core.tasks.label_columns import column_per_label, to_name
+from bert_core.tasks.label_columns import column_per_label, one_or_more, to_name
 from bert_core.tasks.row_forms import check_forms, fields_not_read, in_order, with_other_names
 from bert_core.typed import KINDS, alternatives, check_of, fields_of
 from bert_core.wording import as_json, nearest, shown
@@ -138,7 +138,7 @@ def read_records(
     _check_columns(records, column_of, optional - columns.keys(), source, shapes, setting)
     forms = in_order(getattr(shapes[1], "forms", ()), named)
     check_forms(records, forms, column_of, source, setting)
-    labels = _labels_in(shapes[1])
+    labels, several = _labels_in(shapes[1]), one_or_more(shapes[1])
     types = [
         _types([record.get(column_of[name]) for record in records], column_of[name], source)
         for name in sorted(labels & column_of.keys())
@@ -153,6 +153,8 @@ def read_records(
             hint = hints[name]
             cell = record.get(column)
             value = _converted(cell, hint, is_target=name in targets)
+            if name in several and isinstance(value, str) and value.strip():
+                value = [value]
             may_be_empty = _is_text(hint) and name not in unused and name not in targets
             nothing = value is None or (value == "" and not may_be_empty)
             if nothing and name in optional and (name not in columns or column in record):

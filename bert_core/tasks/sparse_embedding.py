@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -18,16 +19,19 @@ from bert_core.metrics.retrieval import retrieval_columns, retrieval_metrics, sp
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives import EntryPooling, EntryWeight
 from bert_core.objectives.graph_scores import SPARSE_VECTORS
-from bert_core.tasks.base import Kind, Task
-from bert_core.tasks.evaluation import Columns, Evaluated
-from bert_core.tasks.feature_extraction import (
-    PromptOptions,
+from bert_core.tasks.base import Kind, Remarks, Task
+from bert_core.tasks.compared_texts import (
+    OtherPassages,
+    TowerOptions,
     VectorParameters,
+    check_passages,
     named,
+    remarks_on_negatives,
     search_of,
     sequences_of,
     texts_of,
 )
+from bert_core.tasks.evaluation import Columns, Evaluated
 from bert_core.tasks.modules import (
     ABOUT,
     MODULES,
@@ -59,15 +63,7 @@ _FIRST = ("Transformer", "MLMTransformer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherPassages:
-    """The passages from which a text's own, its `text_pair`, is to be told apart."""
-
-    negatives: list[str] | None = None
-    """Texts that do not belong to the first text."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SparseEmbeddingOptions(PromptOptions):
+class SparseEmbeddingOptions(TowerOptions):
     """How a model turns the scores of tokens into a vector; sentence-transformers' names."""
 
     pooling: EntryPooling = "max"
@@ -76,9 +72,6 @@ class SparseEmbeddingOptions(PromptOptions):
     """Weight of a score: log(1 + ReLU(score)), or the logarithm twice."""
     max_length: Annotated[int, Range(least=3)] | None = None
     """Tokens at which texts are cut, if lower than the model's positions."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, error=InputError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +103,23 @@ class SparseEmbedding(Task, SentenceTransformer):
                     "negatives": ["A list holds objects in order."],
                 },
                 {"text": "what is a list", "text_pair": "A list holds objects in order."},
+            ),
+        ),
+        Kind(
+            name="distilled",
+            rows=(
+                {
+                    "text": "how do I open a file",
+                    "text_pair": "Use open to read a file.",
+                    "negatives": ["A list holds objects in order."],
+                    "scores": [8.5, -3.0],
+                },
+                {
+                    "text": "what is a list",
+                    "text_pair": "A list holds objects in order.",
+                    "negatives": ["Use open to read a file.", "A set has no order."],
+                    "scores": [9.0, -4.5, 1.5],
+                },
             ),
         ),
     )
@@ -165,6 +175,14 @@ class SparseEmbedding(Task, SentenceTransformer):
             },
         }
 
+    @classmethod
+    def checked_row(cls, row: Row, options: Any = None, *, learned: bool = True) -> Row:
+        check_passages(row)
+        return row
+
+    def remarks(self, rows: Sequence[Row]) -> Remarks:
+        return super().remarks(rows) | remarks_on_negatives(rows)
+
     @property
     def max_length(self) -> int | None:
         return self.chosen.max_length
@@ -196,8 +214,9 @@ class SparseEmbedding(Task, SentenceTransformer):
         limit = min(max_length, self.chosen.max_length or max_length)
         texts = [texts_of(row) for row in rows]
         all_texts = [text for row_texts in texts for text in row_texts]
-        prompt = self.chosen.prompt(parameters.prompt_name)
-        sequences = iter(sequences_of(tokenizer, all_texts, limit, parameters, prompt))
+        prompts = [self.chosen.prompts_before(len(each), parameters.prompt_name) for each in texts]
+        before = list(chain.from_iterable(prompts))
+        sequences = iter(sequences_of(tokenizer, all_texts, limit, parameters, before))
         windows = []
         for number, (row, row_texts) in enumerate(zip(rows, texts, strict=True)):
             all_ids, cuts = zip(*(next(sequences) for _ in row_texts), strict=True)

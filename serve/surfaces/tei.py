@@ -13,7 +13,7 @@ import pydantic
 from fastapi import Response
 
 from bert_core.errors import TooLongError
-from bert_core.tasks.feature_extraction import PromptOptions
+from bert_core.tasks.compared_texts import PromptOptions
 from bert_core.tasks.text_classification import TextClassification
 from serve.model.answers import Answered
 from serve.request.errors import RequestError

@@ -18,11 +18,11 @@ from fastapi import Response
 
 from bert_core.data.ragged import offsets_of
 from bert_core.tasks.base import Parameters, Task
+from bert_core.tasks.compared_texts import PromptOptions
 from bert_core.tasks.feature_extraction import (
     FeatureExtraction,
     FeatureExtractionOptions,
     FeatureExtractionParameters,
-    PromptOptions,
 )
 from bert_core.tasks.sparse_embedding import SparseEmbedding
 from serve.model.answers import Answered

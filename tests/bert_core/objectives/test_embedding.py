@@ -83,6 +83,46 @@ def test_each_length_has_its_own_loss_as_in_sentence_transformers(losses: Any) -
     torch.testing.assert_close(together, torch.stack(alone).sum())
 
 
+@pytest.mark.parametrize("negatives", [1, 3])
+@pytest.mark.parametrize("temperature", [1.0, 0.05])
+@pytest.mark.parametrize(
+    ("loss", "name"), [("kl", "DistillKLDivLoss"), ("margin_mse", "MarginMSELoss")]
+)
+def test_losses_against_a_teacher_are_those_of_sentence_transformers(
+    loss: Any, name: str, temperature: float, negatives: int, losses: Any
+) -> None:
+    rows, texts = 5, 2 + negatives
+    vectors, scores = vectors_of(rows * texts), vectors_of(rows * texts, seed=1).detach()[:, 0]
+
+    def scaled(one: Tensor, other: Tensor) -> Tensor:
+        return torch.cosine_similarity(one, other) / temperature
+
+    theirs = getattr(losses, name)(AsGiven(), similarity_fct=scaled)
+    columns = vectors.view(rows, texts, WIDTH).unbind(1)
+    labels = scores.view(rows, texts)[:, 1:]
+    wanted = theirs([{"sentence_embedding": each} for each in columns], labels)
+    batch = batch_of([texts] * rows) | {"similarities": scores}
+    part = Embedding(loss, temperature).part(vectors, batch)
+    torch.testing.assert_close(part.sum / part.count, wanted)
+    torch.testing.assert_close(gradient(part.sum / part.count, vectors), gradient(wanted, vectors))
+    assert part.count == Embedding(loss).counts(batch)
+
+
+@pytest.mark.parametrize("loss", ["kl", "margin_mse"])
+def test_rows_may_have_different_numbers_of_negatives(loss: Any) -> None:
+    vectors, scores = vectors_of(9), torch.arange(9.0, dtype=torch.float64)
+    whole = batch_of([3, 4, 2]) | {"similarities": scores}
+    part = Embedding(loss).part(vectors, whole)
+    alone = [
+        Embedding(loss).part(vectors[at], batch_of([size]) | {"similarities": scores[at]}).sum
+        for at, size in ((slice(0, 3), 3), (slice(3, 7), 4), (slice(7, 9), 2))
+    ]
+    torch.testing.assert_close(part.sum, torch.stack(alone).sum())
+    assert gradient(part.sum, vectors).isfinite().all()
+    exact = Embedding(loss).soft_part(vectors, vectors.detach(), whole, 2.0)
+    torch.testing.assert_close(exact.sum, torch.zeros((), dtype=torch.float64))
+
+
 @pytest.mark.parametrize("teachers", [None, vectors_of(11, seed=1)])
 def test_blocks_of_rows_and_shares_of_rows_add_up_to_the_loss(
     teachers: Tensor | None, monkeypatch: pytest.MonkeyPatch

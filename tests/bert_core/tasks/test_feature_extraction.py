@@ -327,11 +327,76 @@ def test_ranks_are_among_all_texts_that_rows_are_compared_with() -> None:
         ),
         ([PAIRS[0] | {"score": 1.0}], "row 1: wanted a score or negatives, got both"),
         ([PAIRS[1] | {"score": -1.0}], "wanted a score above 0, the highest is -1"),
+        (
+            [PAIRS[0] | {"negatives": ["tree", "blue"]}],
+            r'row 1: wanted negatives other than the text_pair, got text \("blue"\) as both',
+        ),
+        ([PAIRS[1] | {"scores": [1.0]}], "wanted negatives with scores, a teacher's, got none"),
+        ([PAIRS[0] | {"scores": [1.0, 2.0]}], "wanted 3 scores, of the text_pair and then of each"),
+        (
+            [PAIRS[0] | {"scores": [1.0, 2.0, 3.0]}, PAIRS[0]],
+            "row 2: wanted a teacher's scores in every row or in none, row 1 has a teacher's",
+        ),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(rows: list[dict], message: str) -> None:
     with pytest.raises(CorpusError, match=message):
         FeatureExtraction.from_rows(labelled(rows, FeatureExtraction.shapes(), {}, "rows"))
+
+
+@pytest.mark.parametrize(("given", "loss"), [(None, "kl"), ("kl", "kl"), ("margin_mse",) * 2])
+def test_a_teachers_scores_are_learnt_as_lists_or_by_their_margins(given: Any, loss: str) -> None:
+    rows = [PAIRS[0] | {"scores": [9.0, 2.0, -1.0]}]
+    task = FeatureExtraction.from_rows(rows, FeatureExtractionOptions(loss=given))
+    assert (task.chosen.loss, task.joint) == (loss, False)
+    [window] = task.encode(rows, TOKENIZER, 24, labelled=True)
+    assert window.labels["similarities"].tolist() == [1.0, 9.0, 2.0, -1.0]
+    with pytest.raises(CorpusError, match="have a teacher's scores, which are for kl or margin_m"):
+        FeatureExtraction.from_rows(rows, FeatureExtractionOptions(loss="cosine"))
+
+
+def test_queries_and_passages_have_prompts_of_their_own() -> None:
+    options = FeatureExtractionOptions(
+        prompts={"query": "the ", "passage": "a deep "},
+        query_prompt="query",
+        passage_prompt="passage",
+    )
+    task = FeatureExtraction(options=options)
+    with_prompts = [
+        {
+            "text": f"the {row['text']}",
+            "text_pair": f"a deep {row['text_pair']}",
+            "negatives": [f"a deep {text}" for text in row.get("negatives", ())],
+        }
+        for row in PAIRS
+    ]
+    plain = FeatureExtraction().encode(with_prompts, TOKENIZER, 24)
+    for ours, wanted in zip(task.encode(PAIRS, TOKENIZER, 24, labelled=True), plain, strict=True):
+        assert [each.tolist() for each in ours.ids] == [each.tolist() for each in wanted.ids]
+    by_name = FeatureExtractionParameters(prompt_name="passage")
+    [alone] = task.encode([{"text": "sea"}], TOKENIZER, 24)
+    [named] = task.encode([{"text": "sea"}], TOKENIZER, 24, parameters=by_name)
+    assert alone.ids[0].tolist() == plain_ids("sea")
+    assert named.ids[0].tolist() == plain_ids("a deep sea")
+    with pytest.raises(
+        InputError, match=r"query_prompt: wanted one of the option prompts \(none\)"
+    ):
+        FeatureExtractionOptions(query_prompt="query")
+
+
+def plain_ids(text: str) -> list[int]:
+    [window] = FeatureExtraction().encode([{"text": text}], TOKENIZER, 24)
+    return window.ids[0].tolist()
+
+
+def test_negatives_that_are_right_in_other_rows_are_counted() -> None:
+    rows = [
+        {"text": "q", "text_pair": "a", "negatives": ["b", "c"]},
+        {"text": "q", "text_pair": "b", "negatives": ["c"]},
+        {"text": "r", "text_pair": "c", "negatives": ["a"]},
+    ]
+    remarks = FeatureExtraction().remarks(rows)
+    assert remarks["rows_with_negatives_that_are_right_elsewhere"] == 1
 
 
 def test_rows_for_another_loss_than_the_one_named_are_refused() -> None:

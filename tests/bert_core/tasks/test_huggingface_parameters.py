@@ -9,11 +9,8 @@ import pytest
 
 from bert_core.errors import InputError
 from bert_core.inference.predictor import Predictor
-from bert_core.tasks.feature_extraction import (
-    FeatureExtraction,
-    FeatureExtractionParameters,
-    VectorParameters,
-)
+from bert_core.tasks.compared_texts import VectorParameters
+from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionParameters
 from bert_core.tasks.fill_mask import FillMask, FillMaskParameters
 from bert_core.tasks.question_answering import (
     QuestionAnswering,

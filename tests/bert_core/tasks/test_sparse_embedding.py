@@ -85,7 +85,7 @@ def test_a_folder_that_sparse_encoder_saves_gives_its_vectors(
     assert predictor.task.record["options"] == {
         "pooling": pooling, "activation": activation,
         "max_length": 16 if first == "MLMTransformer" else 32, "prompts": {},
-        "default_prompt": None,
+        "default_prompt": None, "query_prompt": None, "passage_prompt": None,
     }  # fmt: skip
     theirs = peer.encode(TEXTS, convert_to_sparse_tensor=False)
     np.testing.assert_allclose(dense(predictor.predict(TEXTS, CUT)), theirs.numpy(), atol=1e-5)

@@ -384,8 +384,9 @@ OPTIONS_OF_TEXT = [
 @pytest.mark.parametrize(("name", "option"), OPTIONS_OF_TEXT)
 def test_a_numeric_label_may_be_given_without_quotes(name: str, option: str) -> None:
     assert ("text-classification", "out_of_scope") in OPTIONS_OF_TEXT
+    needed = {"prompts": {"0": "a prompt "}} if option.endswith("_prompt") else {}
     for zero in (0, "0"):
-        assert getattr(TASKS[name].options_of({option: zero}), option) == "0"
+        assert getattr(TASKS[name].options_of({option: zero, **needed}), option) == "0"
     for told in (0.5, True, [0]):
         with pytest.raises(ConfigError, match=f"options.{option}: wanted text, got a"):
             TASKS[name].options_of({option: told})

@@ -371,3 +371,25 @@ def test_positions_in_utf_16_units_are_recognised_and_told(
     assert found[0]["spans"] == [span | {"start": 2, "end": 5}]
     told = capsys.readouterr().out
     assert f"{path}: its positions count UTF-16 units, as the spans' own texts say" in told
+
+
+def passages(path: Path, columns: dict[str, Any]) -> list[dict[str, Any]]:
+    task = TASKS["feature-extraction"]
+    config = LabelledConfig(source=str(path), columns=columns)
+    return labelled_rows(config, "train", task.shapes(), partial(task.checked, options=None)).rows
+
+
+def test_negatives_may_be_a_text_a_list_or_a_column_for_each(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(
+        "text,text_pair,negative_1,negative_2\nq,a,b,c\nr,d,,e\ns,f,,\n"
+    )
+    rows = passages(tmp_path / "a.csv", {"negatives": ["negative_1", "negative_2"]})
+    assert [row.get("negatives") for row in rows] == [["b", "c"], ["e"], None]
+    rows = passages(tmp_path / "a.csv", {"negatives": "negative_2"})
+    assert [row.get("negatives") for row in rows] == [["c"], ["e"], None]
+    with pytest.raises(CorpusError, match=r"a\.csv: wanted a column 'negative_3', there are: text"):
+        passages(tmp_path / "a.csv", {"negatives": ["negative_1", "negative_3"]})
+    (tmp_path / "a.jsonl").write_text('{"text": "q", "text_pair": "a", "negatives": ["b", "a"]}\n')
+    message = r"a\.jsonl, row 1: wanted negatives other than the text_pair, got text \(\"a\"\) as"
+    with pytest.raises(CorpusError, match=message):
+        passages(tmp_path / "a.jsonl", {})
