@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 OF_ROWS = (
     *("task", "options", "train", "held_out", "selection", "classes"),
+    *("freeze", "freeze_layers"),
     *("rows_per_class", "max_length", "examples", "augmentation"),
 )
 """The fields that apply to labelled rows only."""

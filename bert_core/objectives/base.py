@@ -241,6 +241,11 @@ class ObjectiveModel(nn.Module):
     as DistributedDataParallel requires.
     """
 
+    frozen_parts: Sequence[nn.Module] = ()
+    """Parts of the encoder that are frozen."""
+    frozen_layers: int = 0
+    """How many layers no gradient passes through, from the first."""
+
     def __init__(self, encoder_config: EncoderConfig, objectives: Sequence[Objective]) -> None:
         super().__init__()
         self.encoder = Encoder(
@@ -261,9 +266,22 @@ class ObjectiveModel(nn.Module):
         for objective in objectives:
             objective.attach(self.encoder)
 
+    def freeze(self, parts: Sequence[nn.Module], layers: int) -> None:
+        """Freeze parts of the encoder: no gradient and no dropout.
+
+        Args:
+            layers: how many layers no gradient passes through, from the first.
+        """
+        self.frozen_parts, self.frozen_layers = tuple(parts), layers
+        for part in parts:
+            part.requires_grad_(False)
+        self.train(self.training)
+
     def train(self, mode: bool = True) -> "ObjectiveModel":
         super().train(mode)
         self.encoder.train(mode and not self.frozen)
+        for part in self.frozen_parts:
+            part.eval()
         return self
 
     def forward(self, batch: Batch) -> dict[str, LossPart | JointPart]:
@@ -327,6 +345,11 @@ class ObjectiveModel(nn.Module):
         flops = training_flops(self.encoder.config, lengths, outputs=self.outputs(batch))
         flops += 6 * sum(part.item_weights * part.counts(batch) for part in self._parts)
         flops = flops // 3 if self.frozen else flops  # a frozen encoder has no backward pass
+        if self.frozen_layers:
+            frozen = replace(self.encoder.config, num_hidden_layers=self.frozen_layers)
+            whole = self.frozen_layers == self.encoder.config.num_hidden_layers
+            outputs = self.outputs(batch) if whole else None
+            flops -= 2 * training_flops(frozen, lengths, outputs=outputs) // 3
         for part in self._parts:
             flops += part.flops(batch, lengths)
             flops += sum(model.flops(batch, lengths) for model in part.submodels().values())

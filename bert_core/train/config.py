@@ -19,6 +19,8 @@ from bert_core.train.schedule import Decay, share_of_peak
 
 Precision = Literal["fp32", "bf16"]
 Algorithm = Literal["adamw", "lamb", "muon"]
+Frozen = Literal["nothing", "embeddings", "encoder"]
+"""Parts of a model that training may leave as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)

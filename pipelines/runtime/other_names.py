@@ -51,7 +51,7 @@ TRAINER = {
     "adam_beta1": _ours("optimizer.beta1", note="0.9 in fine-tuning"),
     "adam_beta2": _ours("optimizer.beta2", note="0.999 in fine-tuning"),
     "adam_epsilon": _ours("optimizer.eps", note="1e-6 in fine-tuning"),
-    "optim_target_modules": _none("there is none: every weight is trained"),
+    "optim_target_modules": _ours("freeze", "freeze_layers", note="what is not trained"),
     "gradient_accumulation_steps": _ours(
         "micro_batch_tokens", note="tokens computed at a time; the rows of a step stay the same"
     ),
@@ -161,7 +161,10 @@ TRAINER = {
 """Every field of `transformers.TrainingArguments`."""
 
 _FILE = _ours("held_out.source", note="selection.share takes rows to choose by from train")
-_NO_ADAPTERS = _none("there is none: every weight is trained; layer_decay slows the lower layers")
+_NO_ADAPTERS = _none(
+    "there is none: all weights are trained, or those of the head (freeze), or of the last layers "
+    "(freeze_layers)"
+)
 PEERS = {
     "warmup_ratio": _ours("warmup_share", "schedule.warmup_steps"),
     "evaluation_strategy": _ours("selection.every_epochs", "evaluate_every_steps"),
@@ -189,8 +192,9 @@ PEERS = {
     "focal_loss": _ours("classes.focal_gamma", note="2 is usual"),
     "label_smoothing": _ours("classes.label_smoothing"),
     "weighted_sampling": _ours("classes.sampling_power", note="0 draws all labels equally often"),
-    "freeze": _NO_ADAPTERS,
-    "freeze_encoder": _NO_ADAPTERS,
+    "freeze_encoder": _ours("freeze", note="encoder, to train the head alone"),
+    "freeze_embeddings": _ours("freeze", note="embeddings"),
+    "num_frozen_layers": _ours("freeze_layers"),
     "lora": _NO_ADAPTERS,
     "peft": _NO_ADAPTERS,
     "nproc_per_node": _ours("num_workers"),
