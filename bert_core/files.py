@@ -36,9 +36,11 @@ from bert_core.compression import (
 from bert_core.containment import check_name
 from bert_core.errors import ConfigError, CorpusError, RaybertError, ResourceError
 from bert_core.storage_schemes import SCHEMES
-from bert_core.wording import closest
+from bert_core.wording import closest, shortened
 
 CHUNK_BYTES = 1 << 20
+MOST_NAME_BYTES = 255
+"""Longest name of a file or folder on Linux (NAME_MAX)."""
 _WEB = re.compile(r"^https?://", re.IGNORECASE)
 # Schemes that pyarrow opens itself; fsspec opens all others but those of object stores.
 _OF_PYARROW = ("file", "hdfs", "viewfs")
@@ -70,6 +72,7 @@ def filesystem_of(path: str) -> tuple[fs.FileSystem, str]:
     """Return the filesystem of `path`, and the path in it; used directly by Ray, which does its own
     reading and writing."""
     if not is_uri(path):
+        _check_is_path(path)
         return fs.LocalFileSystem(), os.path.abspath(path)
     with reading(path), _openable(path):  # some filesystems connect to their server here
         if storage.opens(path):
@@ -77,6 +80,19 @@ def filesystem_of(path: str) -> tuple[fs.FileSystem, str]:
         if path.partition("://")[0].lower() in _OF_PYARROW:
             return fs.FileSystem.from_uri(path)
         return _of_fsspec(path)
+
+
+def _check_is_path(path: str) -> None:
+    """Check that a file of this machine may have this path. Raises: ConfigError for a text that was
+    given in place of a path."""
+    longest = max(len(name.encode(errors="replace")) for name in path.split("/"))
+    if longest > MOST_NAME_BYTES:
+        raise ConfigError(
+            f"{shortened(path)}: wanted a path, whose names have at most {MOST_NAME_BYTES} bytes, "
+            f"got one of {longest:,}: if it is a text, write it to a file, and give its path"
+        )
+    if "\0" in path:
+        raise ConfigError(f"{path!r}: wanted a path, got NUL characters in it: remove them")
 
 
 @contextmanager
@@ -575,7 +591,15 @@ def _regex_of(glob: str) -> str:
     parts, end = [], 0
     for match in _WILDCARD.finditer(glob):
         parts += [re.escape(glob[end : match.start()])]
-        parts += [_WILDCARDS.get(match[0]) or match[0].replace("[!", "[^", 1)]
+        part = _WILDCARDS.get(match[0]) or match[0].replace("[!", "[^", 1)
+        try:
+            re.compile(part)
+        except re.error as error:
+            raise CorpusError(
+                f"{glob}: wanted a glob, got {match[0]} in it, which is no set of characters "
+                f"({error.msg}): correct it"
+            ) from error
+        parts.append(part)
         end = match.end()
     return "".join([*parts, re.escape(glob[end:])])
 

@@ -688,3 +688,25 @@ def test_missing_paths_are_reported_with_similar_ones(
         CorpusError, match=r"found none \(did you mean .*/runs/questions.csv\?\): check the"
     ):
         files.find_files(str(tmp_path / "runs" / "question.csv"))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (
+            "a text given in place of a path " * 9,
+            r"given in…: wanted a path, .* got one of 288: if it",
+        ),
+        ("a/\0/b", r"^'a/\\x00/b': wanted a path, got NUL characters in it: remove them$"),
+    ],
+)
+def test_a_text_in_place_of_a_path_is_told_as_such(path: str, message: str) -> None:
+    for read in (files.find_files, files.read_bytes, files.exists, files.local_path):
+        with pytest.raises(ConfigError, match=message):
+            read(path)
+
+
+def test_a_glob_with_a_range_that_runs_backwards_is_told_as_such(tmp_path: Path) -> None:
+    pattern = f"file://{tmp_path}/[z-a].txt"
+    with pytest.raises(CorpusError, match=r"got \[z-a\] in it, which is no set of characters"):
+        files.find_files(pattern)
