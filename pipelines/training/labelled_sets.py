@@ -15,13 +15,14 @@ from bert_core.tasks.digests import Digests
 from bert_core.wording import nearest, one_of, without_secrets
 from pipelines.corpus.labelled import (
     Columns,
+    RowsRead,
     labelled_input,
     labelled_rows,
     rows_of,
     usual_columns,
 )
 from pipelines.runtime.inputs import bundle_input
-from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, print_remarks, say
+from pipelines.runtime.progress import BROKEN, CUT, LEFT_OUT, SEEN, print_remarks, say
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.decisions import check_decisions
 from pipelines.training.selection import SelectionConfig
@@ -129,7 +130,7 @@ def read_parts(
     config.classes.check_task(kind)
     checked = partial((known or kind(options=options)).fitting, trained=True)
     read = labelled_rows(config.train, "train", kind.shapes(options), checked, usual)
-    rows, remarks = few_per_class(read.rows, config.rows_per_class), {TRAIN: read.remarks}
+    rows, remarks = few_per_class(read.rows, config.rows_per_class), {TRAIN: _remarks(read)}
     with rows_of(config.train.source):
         task = known or kind.from_rows(rows, options)
     check_decisions(config.selection, task)
@@ -149,8 +150,12 @@ def read_parts(
             task.fitting,
             {**(usual or {}), **config.train.columns},
         )
-        parts[HELD_OUT], remarks[HELD_OUT] = read.rows, read.remarks
+        parts[HELD_OUT], remarks[HELD_OUT] = read.rows, _remarks(read)
     return Parts(task, parts, remarks)
+
+
+def _remarks(read: RowsRead) -> "Remarks":
+    return read.remarks | {BROKEN: read.broken}
 
 
 def encoded(
@@ -303,7 +308,8 @@ def remarks_of(
             if split == HELD_OUT:
                 seen = np.isin(task.digests(rows, task.chosen), trained_on)
                 of_split[SEEN] = int(seen.sum())
-            print_remarks(stage, of_split, f"{source.source} ({split})")
+            told = {name: value for name, value in of_split.items() if name != BROKEN}  # as read
+            print_remarks(stage, told, f"{source.source} ({split})")
             remarks |= {f"{split}_{name}": count for name, count in of_split.items()}
     return remarks
 

@@ -8,12 +8,17 @@ import pytest
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError
 from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.digests import NO_ROWS
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification
+from pipelines.corpus.labelled import LabelledConfig
 from pipelines.finetune import FinetuneConfig
+from pipelines.runtime.progress import BROKEN
 from pipelines.training.labelled_sets import (
     LabelledSet,
     few_per_class,
+    read_parts,
+    remarks_of,
     shown_rows,
     trainable_task,
 )
@@ -134,3 +139,22 @@ def test_a_stage_without_labelled_rows_asks_for_them(
     told = capsys.readouterr().err
     assert f"{rows}.source: wanted labelled rows, got none: give --{rows}.source with a" in told
     assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_lines_that_are_broken_as_published_are_counted_in_training_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of QQP, where a question with a line break is two lines."""
+    path = tmp_path / "train.tsv"
+    lines = ["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "1\t2\t3\ta\tb\t1"]
+    path.write_text("\n".join([*lines, "4\t5\t6\tone", "two?\tc\t0", "7\t8\t9\td\te\t0\n"]))
+    rows = LabelledConfig(source=str(path), format="qqp")
+    config = FinetuneConfig(output="out", model="bundle", train=rows, held_out=rows)
+    parts = read_parts(config, TextClassification, TextClassification.options())
+    sets = {
+        name: LabelledSet(parts.rows[name], [], 0, read=parts.read[name]) for name in parts.rows
+    }
+    remarks = remarks_of("finetune", config, parts.task, sets, NO_ROWS)
+    counts = {name: count for name, count in remarks.items() if name.endswith(BROKEN)}
+    assert counts == {f"train_{BROKEN}": 2, f"held_out_{BROKEN}": 2}
+    assert capsys.readouterr().out.count("2 broken lines") == 2, "once for each set"
