@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Literal
 
 from bert_core.errors import CorpusError
+from bert_core.wording import shown
 
 Boundary = Literal["blank_line", "line", "heading", "file"]
 Errors = Literal["fail", "skip"]
@@ -88,9 +89,11 @@ def _with_offsets(pieces: list[bytes], data: bytes) -> Iterator[tuple[int, bytes
 def column_of(row: dict, column: str, source: str) -> str:
     """Return the text in `column`. Raises: CorpusError listing the row's columns if it has no text
     there."""
-    if not isinstance(row.get(column), str):
+    text = row.get(column)
+    if not isinstance(text, str):
         raise CorpusError(
-            f"{source}: wanted text in the column {column!r}, "
-            f"got {type(row.get(column)).__name__}; there are: {', '.join(map(str, row))}"
+            f"{source}: wanted text in the column {column!r}, got {shown(text)}; there are: "
+            f"{', '.join(map(str, row))}: correct the row, or name the right column with "
+            "corpus.text_column"
         )
-    return row[column]
+    return text

@@ -163,6 +163,17 @@ class ZeroShotClassification(Task):
         return cls(options=options)
 
     @classmethod
+    def checked_row(cls, row: Row, options: Any = None, *, learned: bool = True) -> Row:
+        candidates = row.get("candidate_labels")
+        if candidates is not None and row["label"] not in candidates:
+            raise InputError(
+                f"wanted one of its candidate_labels, {', '.join(candidates)}, got the label "
+                f"{row['label']!r}{nearest(row['label'], candidates)}: correct the row, or remove "
+                "it"
+            )
+        return row
+
+    @classmethod
     def from_head(cls, other: Task) -> "ZeroShotClassification | None":
         """Return the task for a model of pairs with a label that begins with "entail"; None for
         other models."""

@@ -127,7 +127,7 @@ def test_a_line_that_is_not_an_object_is_named_by_its_byte(line: bytes, message:
 
 def test_a_missing_column_is_named_with_the_existing_ones() -> None:
     with pytest.raises(
-        CorpusError, match=r"a: wanted text in the column 'text', got NoneType; there are: id, body"
+        CorpusError, match=r"a: wanted text in the column 'text', got nothing; there are: id, body"
     ):
         column_of({"id": 1, "body": "x"}, "text", "a")
 

@@ -185,3 +185,16 @@ def test_models_are_compared_on_the_same_labels() -> None:
     )
     assert one.is_comparable(same)
     assert not one.is_comparable(other)
+
+
+def test_a_row_whose_label_is_not_among_its_own_candidates_is_a_bad_row() -> None:
+    task = ZeroShotClassification(options=ZeroShotOptions(candidate_labels=LABELS))
+    good = {"text": "a", "candidate_labels": ["file", "a tree"], "label": "file"}
+    taken, error, without = task.fitting(
+        [good, good | {"label": "blue sea"}, {"text": "a", "label": "file"}]
+    )
+    assert (taken, without) == (good, {"text": "a", "label": "file"})
+    assert str(error) == (
+        "wanted one of its candidate_labels, file, a tree, got the label 'blue sea': correct the "
+        "row, or remove it"
+    )

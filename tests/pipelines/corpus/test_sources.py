@@ -121,7 +121,7 @@ def test_a_missing_column_of_a_table_of_text_is_named(tmp_path: Path, packed: st
     config = corpus(tmp_path, f"a.csv{packed}", PACK[packed](b"id,body\n1,x\n2,y\n"))
     for block_bytes in (7, 1000):
         message = (
-            f"a.csv{packed}, line 2: wanted text in the column 'text', got NoneType; there are: "
+            f"a.csv{packed}, line 2: wanted text in the column 'text', got nothing; there are: "
         )
         with pytest.raises(CorpusError, match=re.escape(message)):
             documents(config, block_bytes)
@@ -220,7 +220,7 @@ PAGE, MALFORMED = PAGES[0].encode(), PAGES[1].replace("</ns>", "").encode()
         ("a.jsonl", LINE, b'{"text": "\xff"}\n', LAST_LINE, 0,
          ", the line at byte {}: wanted UTF-8, byte 0xff at offset 1,523 is not", "unreadable"),
         ("a.jsonl", LINE, b'{"body": 1}\n', LAST_LINE, 0, ", the line at byte {}: wanted text in "
-         "the column 'text', got NoneType; there are: body", "no_text"),
+         "the column 'text', got nothing; there are: body", "no_text"),
         ("a.csv", b"n,text\n1,%s\n" % ONE, b'2,"Two."x\n', b"3,Three.\n", None,
          ", line 3: wanted a row of .csv, it cannot be read (", "unreadable"),
         ("a.tsv", b"n\ttext\n1\t%s\n" % ONE, b"2\tTwo\tTwo.\n", b"3\tThree.\n", None,
