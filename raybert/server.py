@@ -42,7 +42,7 @@ def serve(
     if given := [name for name in ELSEWHERE if getattr(parsed, name)]:
         raise ConfigError(
             f"{given[0]}: wanted none, since it is about a server on a cluster, got "
-            f"{getattr(parsed, given[0])}: run `raybert serve --{given[0]}`"
+            f"{getattr(parsed, given[0])}: give it to `raybert serve` on a command line"
         )
     require_extra("serve")
     if "port" not in fields and config is None:

@@ -18,8 +18,8 @@ from bert_core.data.windows import (
     kept_of,
     with_special_tokens,
 )
-from bert_core.errors import CorpusError, InputError
-from bert_core.tasks.base import Options, Parameters, Remarks
+from bert_core.errors import InputError
+from bert_core.tasks.base import Options, Parameters, Remarks, numbered
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import Side, cuts_beginning, numbers_of
 from bert_core.wording import shown
@@ -135,9 +135,10 @@ def named(row: Row, cuts: Sequence[Cut | None]) -> list[tuple[Cut, ...]]:
 def check_passages(row: Row) -> None:
     """Check a labelled row's other passages.
 
-    Raises: InputError if its negatives have its `text_pair`, or if a teacher's scores are not of
-        the `text_pair` and each negative.
+    Raises: InputError if it has no `text_pair`, if its negatives have it, or if a teacher's scores
+        are not of the `text_pair` and each negative.
     """
+    _check_pair(row)
     negatives, scores = row.get("negatives") or (), row.get("scores")
     if row.get("text_pair") in negatives:
         raise InputError(
@@ -218,9 +219,15 @@ def search_of(rows: Sequence[Row]) -> Search:
 
 
 def check_pairs(rows: Sequence[Row]) -> None:
+    """Check that each row has a `text_pair`. Raises: CorpusError naming the first without one."""
     for number, row in enumerate(rows, 1):
-        if row.get("text_pair") is None:
-            raise CorpusError(
-                f"row {number}: wanted a text_pair, the text to compare with the first, got none: "
-                "name its column, or remove the row"
-            )
+        with numbered(number):
+            _check_pair(row)
+
+
+def _check_pair(row: Row) -> None:
+    if row.get("text_pair") is None:
+        raise InputError(
+            "wanted a text_pair, the text to compare with the first, got none: name its column, or "
+            "remove the row"
+        )

@@ -463,6 +463,7 @@ class FeatureExtraction(Task, SentenceTransformer):
         other rows, `rank` is that of `text_pair` among all texts with which any row is compared.
         Columns of vectors that are cut to one of the task's lengths end in `_dim_` and the
         length."""
+        check_pairs(rows)
         vectors = [np.array(answer, dtype=np.float32) for answer in answers]
         columns = _columns(rows, vectors)
         for length in self._lengths(vectors[0].shape[-1]):

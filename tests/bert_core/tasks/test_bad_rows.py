@@ -201,3 +201,17 @@ def test_rows_of_another_kind_are_refused_with_the_way_out(
     task = TASKS[name]
     with pytest.raises(CorpusError, match=re.escape(f": {way_out}")):
         labelled([record], task.shapes(task.options_of(options)), {}, "a.jsonl")
+
+
+@pytest.mark.parametrize("name", ["feature-extraction", "sparse-embedding"])
+def test_a_row_of_one_text_has_nothing_to_compare_it_with(name: str) -> None:
+    task, good = TASKS[name](), {"text": "a", "text_pair": "b"}
+    taken, *bad = task.fitting([good, {"text": "a"}, {"text": "a", "negatives": ["b"]}])
+    assert taken == good
+    assert all(str(error).startswith("wanted a text_pair, the text to comp") for error in bad)
+    for rows in ([{"text": "a"}], [good, {"text": "a"}]):
+        number = len(rows)
+        with pytest.raises(
+            CorpusError, match=rf"^row {number}: wanted a text_pair, .* got none: n"
+        ):
+            task.baseline(rows)
