@@ -238,6 +238,13 @@ class Caller:
             self.tokens.refill()
             self.tokens.left -= tokens
 
+    def forbidden(self, got: str) -> ForbiddenError:
+        """Return the error for a model that the key may not use."""
+        return ForbiddenError(
+            f"the key of {self.key.name}: wanted a model that it may use "
+            f"({', '.join(self.key.models or ())}), got {got}"
+        )
+
     def _exceeded(self, what: str, bucket: _Bucket, amount: float) -> OverloadedError:
         wait_s = bucket.wait_s(amount)
         return OverloadedError(
@@ -285,10 +292,7 @@ class Keys:
         if model is None:
             return caller
         if not caller.key.allows(model):
-            raise ForbiddenError(
-                f"the key of {caller.key.name}: wanted a model that it may use "
-                f"({', '.join(caller.key.models or ())}), got {shortened(model)}"
-            )
+            raise caller.forbidden(shortened(model))
         if counts:
             caller.begin()
         return caller

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from fastapi import Request, Response
@@ -45,6 +45,7 @@ READY_TIMEOUT_S = 10.0
 LIST = "/v1/models"
 
 Handler = Callable[[Request], Awaitable[Response]]
+Value = TypeVar("Value")
 
 
 class SurfaceRoute(APIRoute):
@@ -70,10 +71,19 @@ def admit(
     return None if keys is None else keys.admit(request.headers, model, counts=counts)
 
 
+def usable(models: Mapping[str, Value], caller: Caller | None) -> dict[str, Value]:
+    """Return the models that a caller may use: those that its key names, or all."""
+    return {
+        name: model for name, model in models.items() if caller is None or caller.key.allows(name)
+    }
+
+
 def unknown_model(name: str, models: Mapping[str, Any]) -> UnknownModelError:
-    """Return the error for a request that names a model not served here."""
+    """Return the error for a request that names a model not served here; `models` are those that
+    the caller may know of."""
     return UnknownModelError(
-        f'there is no model "{shortened(name)}": those served here are {", ".join(models)}'
+        f'there is no model "{shortened(name)}": those served here are '
+        f"{', '.join(models) or 'none that the key may use'}"
     )
 
 

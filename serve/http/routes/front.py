@@ -24,6 +24,7 @@ from serve.http.routes.base import (
     handler,
     json_response,
     unknown_model,
+    usable,
 )
 from serve.model.card import ServedModel
 from serve.model.sizes import SMALL
@@ -97,44 +98,23 @@ class _Front:
     async def _forward(self, surface: Surface, endpoint: Endpoint, request: Request) -> Response:
         record = record_of(request)
         record.surface, record.is_probe = surface.name, endpoint.is_open
-        if not endpoint.is_open:
-            admit(self.keys, request, None)  # the model counts the request
+        # The model counts the request.
+        caller = None if endpoint.is_open else admit(self.keys, request, None)
+        models = usable(self.models, caller)
         body = b"" if endpoint.method == "GET" else await receive(request, self.limits)
         name = request.path_params.get("model")
         if name is None and body and kind_of(request) not in endpoint.nameless:
             in_thread = len(body) > SMALL
             name = await asyncio.to_thread(_model_in, body) if in_thread else _model_in(body)
+        if name is None and caller is not None and not models:
+            raise caller.forbidden("a server that has none of them")
         if name is None:
-            name = await self._first_for(endpoint.task)
+            name = await _first_for(endpoint.task, models)
         elif name not in self.models:
-            raise unknown_model(name, self.models)
+            raise unknown_model(name, models)
         record.model = name
         path = (endpoint.path or "/").format(**request.path_params)
         return await while_connected(request, forward(request, self.models[name], path, body))
-
-    async def _first_for(self, task: str | None) -> str:
-        """Return the first model that does a task; None stands for any task.
-
-        Raises: WrongTaskError if no model does; NotReadyError if a model that might does not
-            answer.
-        """
-        known: dict[str, Sequence[str]] = {}
-        for name, model in self.models.items():
-            if task is None:
-                return name
-            try:
-                known[name] = await asyncio.wait_for(model.tasks(), READY_TIMEOUT_S)
-            except Exception:  # another model may do the task
-                continue
-            if task in known[name]:
-                return name
-        if down := [name for name in self.models if name not in known]:
-            raise NotReadyError(
-                f"no model here that answers is for {task}, and {', '.join(down)} did not say "
-                "what it is for: try again, or see /readyz"
-            )
-        listed = ", ".join(f"{name} ({', '.join(tasks)})" for name, tasks in known.items())
-        raise WrongTaskError(f"no model here is for {task}: those served here are {listed}")
 
     async def _probe(
         self, surface: Surface, endpoint: Endpoint, probe: Probe, request: Request
@@ -146,6 +126,32 @@ class _Front:
         if probe.runs_passes:
             await check_ready(self.models)
         return json_response(200, probe.content)
+
+
+async def _first_for(task: str | None, models: Mapping[str, ServedModel]) -> str:
+    """Return the first of the models that a caller may use that does a task; None stands for any
+    task.
+
+    Raises: WrongTaskError if no model does the task; NotReadyError if a model that might does not
+        answer.
+    """
+    known: dict[str, Sequence[str]] = {}
+    for name, model in models.items():
+        if task is None:
+            return name
+        try:
+            known[name] = await asyncio.wait_for(model.tasks(), READY_TIMEOUT_S)
+        except Exception:  # another model may do the task
+            continue
+        if task in known[name]:
+            return name
+    if down := [name for name in models if name not in known]:
+        raise NotReadyError(
+            f"no model here that answers is for {task}, and {', '.join(down)} did not say "
+            "what it is for: try again, or see /readyz"
+        )
+    listed = ", ".join(f"{name} ({', '.join(tasks)})" for name, tasks in known.items())
+    raise WrongTaskError(f"no model here is for {task}: those served here are {listed}")
 
 
 def _model_in(body: bytes) -> str | None:

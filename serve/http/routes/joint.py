@@ -23,6 +23,7 @@ from serve.http.routes.base import (
     headers_to_model,
     json_response,
     unknown_model,
+    usable,
 )
 from serve.model.card import Response as ModelResponse
 from serve.model.card import ServedModel
@@ -92,14 +93,14 @@ def joint_routes(
         """The answers of several models to the same inputs, by model: what each answers at its own
         URL. What models with one encoder read alike goes through it once."""
         record_of(request).surface = huggingface.SURFACE.name
-        admit(keys, request, None)  # each model counts its part
+        caller = admit(keys, request, None)  # each model counts its part
         _check_form(request)
         content = await receive(request, limits)
         in_thread = len(content) > SMALL
         bodies = await asyncio.to_thread(_parsed, content) if in_thread else _parsed(content)
         for name in bodies:
             if name not in models:
-                raise unknown_model(name, models)
+                raise unknown_model(name, usable(models, caller))
         return await while_connected(request, _ask_all(models, request, bodies))
 
     router.add_api_route(

@@ -9,7 +9,15 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
-from serve.http.routes.base import LIST, READY_TIMEOUT_S, admit, errors_of, forward, unknown_model
+from serve.http.routes.base import (
+    LIST,
+    READY_TIMEOUT_S,
+    admit,
+    errors_of,
+    forward,
+    unknown_model,
+    usable,
+)
 from serve.model.card import Card, ServedModel, State
 from serve.request.auth import Keys
 from serve.request.body import receive
@@ -109,11 +117,7 @@ def list_routes(
     @router.get(LIST, responses=errors_of(keys))
     async def listing(request: Request) -> Listing:
         """The models served here that the key may use."""
-        caller = admit(keys, request, None)
-        if caller is None:
-            return await list_models(models)
-        allowed = {name: model for name, model in models.items() if caller.key.allows(name)}
-        return await list_models(allowed)
+        return await list_models(usable(models, admit(keys, request, None)))
 
     unknown = refusals(openai.SURFACE, [UnknownModelError])
     errors = unknown | errors_of(keys, RequestError, NotReadyError)
@@ -121,16 +125,16 @@ def list_routes(
     @router.get("/v1/models/{name}", responses=errors)
     async def card(name: str, request: Request) -> Card:
         """The card of one model."""
-        admit(keys, request, name, counts=False)
+        caller = admit(keys, request, name, counts=False)
         if name not in models:
-            raise unknown_model(name, models)
+            raise unknown_model(name, usable(models, caller))
         return await models[name].card()
 
     async def elsewhere(name: str, request: Request, path: str = "") -> Response:
         # A model's own application gets these requests, except while the model is being added.
-        admit(keys, request, None)  # the model counts the request
+        caller = admit(keys, request, None)  # the model counts the request
         if name not in models:
-            raise unknown_model(name, models)
+            raise unknown_model(name, usable(models, caller))
         if models[name].is_local:  # this app has all paths of the model
             raise HTTPException(404)
         body = b"" if request.method == "GET" else await receive(request, limits or Limits())

@@ -409,6 +409,38 @@ def test_cards_are_of_the_models_that_a_key_names_and_count_as_no_request(bundle
             assert [entry["id"] for entry in listing["data"]] == ["docs"] * (status == 200)
 
 
+def test_a_key_that_names_its_models_asks_the_first_of_these_and_learns_of_no_others(
+    bundle: Path,
+) -> None:
+    one, of_one = auth.create("one", models=["mine"])
+    none, of_none = auth.create("none", models=["nothing"])
+    keys = Keys([of_one, of_none])
+    models = {name: LocalModel(Slot(live.loaded(name, bundle)), keys) for name in ("its", "mine")}
+
+    def ask(path: str, key: str, **body: Any) -> httpx.Response:
+        return httpx.post(f"{url}{path}", json=body, headers=bearer(key), timeout=30)
+
+    with live.running(create_front_app(models, None, keys)) as url:
+        for path in ("/predict", "/invocations"):
+            answered = ask(path, one, inputs=["a"])
+            assert (answered.status_code, answered.headers["X-Model"]) == (200, "mine")
+        assert ask("/predict", one, inputs="a", model="its").status_code == 403
+        missing = 'there is no model "x": those served here are '
+        for path, named in (
+            ("/v1/models/x/embed", {}),
+            ("/predict", {"model": "x", "inputs": "a"}),
+            ("/v1/predict", {"models": ["x"], "inputs": "a"}),
+        ):
+            for key, known in ((one, "mine"), (none, "none that the key may use")):
+                assert ask(path, key, **named).json()["error"] == missing + known
+        wrong_task = ask("/embed", one, inputs="a").json()["error"]
+        assert "those served here are mine (text-classification)" in wrong_task
+        refused = ask("/predict", none, inputs="a")
+        assert refused.status_code == 403
+        wanted = "wanted a model that it may use (nothing), got a server that has none of them"
+        assert wanted in refused.json()["error"]
+
+
 def test_models_are_not_listed_without_a_key(secured: tuple[str, str]) -> None:
     url, _ = secured
     for path in ("/v1/models/nothing", "/v1/models/nothing/embed", "/v2/models/nothing/infer"):
