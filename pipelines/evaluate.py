@@ -1,5 +1,6 @@
 """Bundle + labelled rows → metrics with intervals, metrics by class, calibration, the worst errors,
-and a prediction for every row.
+and a prediction for every row. Or bundle + retrieval set → metrics of a search, by its vectors in
+several forms.
 """
 
 import json
@@ -18,17 +19,30 @@ from bert_core import files
 from bert_core.checks import NonNegativeInt
 from bert_core.errors import ConfigError
 from bert_core.manifest import Headline, Manifest
+from bert_core.metrics.judged import NAMES, PRIMARY
 from bert_core.tasks.shapes import Row
 from bert_core.wording import without_secrets
+from pipelines.answering.bm25 import NAME as BM25
 from pipelines.answering.columns import answer_columns
+from pipelines.answering.embedding import embed
 from pipelines.answering.predictors import options_text, predict_rows, predictor_of
+from pipelines.answering.searched_files import write_searched
+from pipelines.answering.searching import (
+    RetrievalConfig,
+    check_dimensions,
+    check_searches,
+    search,
+    table_of,
+)
 from pipelines.corpus.labelled import (
     LabelledConfig,
     labelled_input,
     labelled_rows,
+    retrieval_files_of,
     rows_of,
     usual_columns,
 )
+from pipelines.corpus.retrieval_sets import RetrievalFiles, read_retrieval_set
 from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.outputs import local_outputs
 from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, print_remarks, say
@@ -47,6 +61,8 @@ PREDICTIONS, CLASSES, WORST = "predictions.parquet", "classes.json", "worst.json
 CALIBRATION = "calibration.json"
 BEFORE = "expected_calibration_error_before"
 """Count of a model that selection rows have calibrated: its error without that."""
+DOCUMENTS = "documents"
+"""The count that only an evaluation on a retrieval set has."""
 PICTURE, CALIBRATION_PICTURE = "answers.png", "calibration.png"
 
 
@@ -58,7 +74,10 @@ class EvaluateConfig(StageConfig):
     """Fine-tuned bundle: a folder, a URI, models:/name@alias, or owner/name or owner/name@revision
     of the Hugging Face hub."""
     held_out: LabelledConfig = field(default_factory=LabelledConfig)
-    """Rows that the model has not been trained on."""
+    """Rows that the model has not been trained on. For vectors also a retrieval set: a folder or
+    data set with `corpus`, `queries` and `qrels` (BEIR, NanoBEIR, MTEB), or TREC's files."""
+    retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
+    """How the documents of a retrieval set are searched."""
     task: str | None = None
     """Task to use for a model that was not fine-tuned, as in `predict`."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -124,6 +143,36 @@ class EvaluateCounts(Counts):
         return Headline(label=words(main), value=value, beside=beside)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RetrievalCounts(EvaluateCounts):
+    """Of an evaluation on a retrieval set; a row is a query."""
+
+    documents: int
+    forms: Mapping[str, float] = field(metadata=spread(f"{PRIMARY}_{{}}"))
+    """The main metric of each form besides the full vectors, and of BM25."""
+
+    @property
+    def line(self) -> str:
+        main = self.primary_metric
+        found = f"{score(main, self.metrics[main])} ({self.interval(main)})"
+        return f"{found}, {self.rows:,} queries in {self.documents:,} documents"
+
+    @property
+    def sentence(self) -> str:
+        main = self.primary_metric
+        return (
+            f"Searching {self.documents:,} documents for {self.rows:,} queries, the model has "
+            f"{score(main, self.metrics[main])}; the 95 % interval is {self.interval(main)}."
+        )
+
+    @property
+    def headline(self) -> Headline:
+        main, beside = self.primary_metric, self.interval(self.primary_metric)
+        if BM25.lower() in self.forms:
+            beside += f"; {BM25} {figure(PRIMARY, self.forms[BM25.lower()])}"
+        return Headline(label=words(main), value=figure(main, self.metrics[main]), beside=beside)
+
+
 def run(config: EvaluateConfig) -> Manifest:
     """Score the model by its task's metrics."""
     folder, model = bundle_input(config, config.model)
@@ -135,6 +184,8 @@ def run(config: EvaluateConfig) -> Manifest:
 def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     from bert_core.metrics.bootstrap import intervals
 
+    if (found := retrieval_files_of(config.held_out, "held_out")) is not None:
+        return _evaluate_search(config, folder, found)
     task_options = (config.task, options_text(config.options))
     predictor = predictor_of(folder, config.threads_per_worker, *task_options)
     task = predictor.task
@@ -195,6 +246,48 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
             beside = f"; always giving the mean has {figure(name, baseline[name])}"
         value = figure(name, metrics[name])
         say(f"evaluate: {name} {value} ({counts.interval(name)}){beside}")
+    return Result(outputs=local_outputs(config, paths), counts=counts, artifacts=paths)
+
+
+def _evaluate_search(config: EvaluateConfig, folder: Path, found: RetrievalFiles) -> Result:
+    """Search the documents of a retrieval set with the model's vectors."""
+    from bert_core.metrics.bootstrap import intervals
+    from bert_core.metrics.judged import judged_metrics
+
+    task_options = (config.task, options_text(config.options))
+    predictor = predictor_of(folder, config.threads_per_worker, *task_options)
+    task, encoder = predictor.task, predictor.bundle.encoder_config
+    main = metric_in_full("metric", config.metric or PRIMARY, NAMES)
+    check_searches(task, found.source)
+    check_dimensions(config.retrieval, encoder.hidden_size if task.headless else None)
+    read = read_retrieval_set(found, skip=config.held_out.bad_rows == "skip")
+    began = time.monotonic()
+    documents = embed(folder, read.documents, "document", config, *task_options)
+    queries = embed(folder, read.queries, "query", config, *task_options)
+    seconds = time.monotonic() - began
+    trained = getattr(task.chosen, "dimensions", ())
+    searched = list(search(read, documents.vectors, queries.vectors, config.retrieval, trained))
+    first = searched[0]
+    metrics = first.metrics
+    seen = int(predictor.bundle.has_seen(task, read.pairs).sum())
+    remarks = read.remarks | {CUT: documents.cut + queries.cut, SEEN: seen}
+    print_remarks("evaluate", remarks, config.held_out.source)
+    paths = write_searched(config.local_folder, read, searched, config.worst)
+    counts = RetrievalCounts(
+        source=without_secrets(config.held_out.source),
+        rows=len(read.queries),
+        wrong_rows=None,
+        primary_metric=main,
+        metrics=metrics,
+        intervals=intervals(judged_metrics, first.columns),
+        baseline={},
+        remarks=remarks,
+        documents=len(read.documents),
+        forms={each.form.lower().replace(" ", "_"): each.metrics[PRIMARY] for each in searched[1:]},
+        tokens_per_s=(documents.tokens + queries.tokens) / seconds,
+    )
+    for line in table_of(searched):
+        say(f"evaluate: {line}")
     return Result(outputs=local_outputs(config, paths), counts=counts, artifacts=paths)
 
 

@@ -16,7 +16,7 @@ from bert_core.manifest import Manifest, read_manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
 from pipelines.answering.columns import ANSWER
 from pipelines.answering.predictors import options_text, predict_rows, predictor_of
-from pipelines.evaluate import CLASSES, PREDICTIONS
+from pipelines.evaluate import CLASSES, DOCUMENTS, PREDICTIONS
 from pipelines.runtime.description import MODEL_PAGE, link_model_card, published_page
 from pipelines.runtime.inputs import bundle_input, input_digest
 from pipelines.runtime.outputs import local_outputs
@@ -239,6 +239,11 @@ def _compared(
         return compared(
             not_compared=f"it is for {_described(champion.task)}, this bundle for "
             f"{_described(task)}, so they are not compared"
+        )
+    if DOCUMENTS in evaluation.counts:
+        return compared(
+            not_compared="it was measured by a search of a retrieval set, whose documents the "
+            "evaluation does not hold: evaluate it on pairs to compare them"
         )
     old_seen, new_seen = (model.bundle.has_seen(task, rows) for model in (champion, predictor))
     unseen = [row for row, seen in zip(rows, old_seen | new_seen, strict=True) if not seen]

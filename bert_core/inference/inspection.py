@@ -17,9 +17,9 @@ from bert_core.data.subwords import BYTE_SPACE, SPACE
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Ids, Pieces, ids_of, pieces_of, with_special_tokens
 from bert_core.errors import InputError
+from bert_core.metrics.vector_forms import unit
 from bert_core.model.encoder import Encoded
 from bert_core.objectives.base import ObjectiveModel
-from bert_core.tasks.feature_extraction import unit
 
 
 @dataclass(frozen=True)

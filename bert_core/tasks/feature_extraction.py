@@ -17,6 +17,7 @@ from bert_core.data.windows import Ids, Window
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
+from bert_core.metrics.vector_forms import unit
 from bert_core.model.config import EncoderConfig, Pooling
 from bert_core.objectives import VectorLoss
 from bert_core.objectives.graph_scores import VECTORS
@@ -49,6 +50,7 @@ from bert_core.tasks.modules import (
     prompts_of,
     unread_settings,
 )
+from bert_core.tasks.searching import Searching
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextInput, numbers_of
 
@@ -151,7 +153,7 @@ class FeatureExtractionParameters(VectorParameters):
     """`base64` returns each vector as the base64 of its little-endian fp32 numbers."""
 
 
-class FeatureExtraction(Task, SentenceTransformer):
+class FeatureExtraction(Task, SentenceTransformer, Searching):
     """Rows are `{"text": …, "text_pair": …}` with a `score`, with `negatives`, or with neither."""
 
     name = "feature-extraction"
@@ -445,6 +447,12 @@ class FeatureExtraction(Task, SentenceTransformer):
     ) -> list[int]:
         return [hidden_size * len(window.positions["vector_starts"]) for window in windows]
 
+    def matrix(
+        self, windows: Sequence[Window], scores: Sequence[Float[np.ndarray, "_ size"]]
+    ) -> Float[np.ndarray, "texts size"]:
+        """Return the vectors of length 1, so that a product is a cosine."""
+        return unit(np.concatenate(list(scores)).astype(np.float32, copy=False))
+
     def _cut(self, vectors: Float[np.ndarray, "_ size"], size: int | None) -> np.ndarray:
         """Return the first `size` numbers of each vector; None keeps all. Raises: InputError if the
         model was not trained for vectors of this size."""
@@ -558,9 +566,3 @@ def _kind_of(rows: Sequence[Row]) -> RowKind:
 def base64_of(vector: Float[np.ndarray, "size"]) -> str:
     """Return the base64 of a vector's little-endian fp32 numbers."""
     return base64.b64encode(np.ascontiguousarray(vector, dtype="<f4").data).decode()
-
-
-def unit(vectors: Float[np.ndarray, "*rows size"]) -> Float[np.ndarray, "*rows size"]:
-    """Return the vectors scaled to length 1; all-zero vectors stay zero."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.maximum(lengths, 1e-12)

@@ -12,6 +12,7 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Cut, Window
 from bert_core.errors import InputError
 from bert_core.metrics.regression import correlations
+from bert_core.metrics.vector_forms import unit
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives.graph_scores import VECTORS
 from bert_core.tasks.base import Kind, Task, numbered
@@ -22,7 +23,6 @@ from bert_core.tasks.feature_extraction import (
     FeatureExtractionOptions,
     FeatureExtractionParameters,
     VectorOptions,
-    unit,
 )
 from bert_core.tasks.modules import SentenceTransformer
 from bert_core.tasks.shapes import Row

@@ -46,6 +46,7 @@ from bert_core.tasks.modules import (
     prompts_of,
     unread_settings,
 )
+from bert_core.tasks.searching import Searching
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextInput
 
@@ -85,7 +86,7 @@ class SparseEmbeddingParameters(VectorParameters):
         check_fields(self, error=InputError)
 
 
-class SparseEmbedding(Task, SentenceTransformer):
+class SparseEmbedding(Task, SentenceTransformer, Searching):
     """Rows are `{"text": query, "text_pair": passage}`, with or without `negatives`."""
 
     name = "sparse-embedding"
@@ -242,6 +243,14 @@ class SparseEmbedding(Task, SentenceTransformer):
             vectors = [_entries(next(remaining), top_k) for _ in texts_of(row)]
             answers.append(vectors if len(vectors) > 1 else vectors[0])
         return answers
+
+    def matrix(
+        self, windows: Sequence[Window], scores: Sequence[Float[np.ndarray, "vocab"]]
+    ) -> "csr_array":
+        """Return the vectors, whose products count the words that both texts have or imply."""
+        from scipy.sparse import csr_array, vstack
+
+        return csr_array(vstack([csr_array(vector[None]) for vector in scores]))
 
     def numbers(
         self,

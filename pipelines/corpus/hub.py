@@ -70,7 +70,7 @@ def data_files(
     Raises: CorpusError if no such split exists, or there are several configs and no default.
     """
     metadata = card_metadata(source)
-    if metadata is None and not (source.startswith(HUB) and _may_be_a_folder(source)):
+    if metadata is None and not (source.startswith(HUB) and may_be_a_folder(source)):
         return None
     try:
         named = _named_splits(metadata or {}, source)
@@ -88,7 +88,7 @@ def data_files(
     paths = _of_kind(source, listed, kind)
     if kind is TEXTS and not paths:  # a folder of Markdown whose README.md begins with metadata
         paths = [path for path in listed if _MARKDOWN.search(path) and ANY.names.search(path)]
-    if TRAIN in splits and not _splits_of(source, paths):
+    if TRAIN in splits and not splits_of(source, paths):
         return paths or _no_data(source, splits, kind, "this data set has none")
     return _of_first_split(source, paths, splits, kind)
 
@@ -102,10 +102,10 @@ def folder_files(
 
     Raises: CorpusError if no such split exists.
     """
-    if not _may_be_a_folder(source) or files.is_file(source):
+    if not may_be_a_folder(source) or files.is_file(source):
         return None
     paths = _of_kind(source, found(source), kind)
-    if paths and not required and len(_splits_of(source, paths)) < 2:
+    if paths and not required and len(splits_of(source, paths)) < 2:
         return paths
     return _of_first_split(source, paths, splits, kind)
 
@@ -126,29 +126,29 @@ def _of_kind(source: str, listed: Sequence[str], kind: Kind) -> list[str]:
     paths = [path for path in listed if kind.names.search(path)]
     if paths:
         others = [path for path in listed if path not in {*paths}]
-        report(source, [path for path in others if _below(source, path) != CARD], "of other kinds")
+        report(source, [path for path in others if below(source, path) != CARD], "of other kinds")
     return paths
 
 
 def _of_first_split(source: str, paths: list[str], splits: Sequence[str], kind: Kind) -> list[str]:
     for split in splits:
-        of_split = [path for path in paths if _is_of(split, _below(source, path))]
+        of_split = [path for path in paths if is_of(split, below(source, path))]
         if of_split:
             return of_split
-    others = ", ".join(_splits_of(source, paths))
+    others = ", ".join(splits_of(source, paths))
     return _no_data(source, splits, kind, f"its files are named after {others or 'no split'}")
 
 
-def _splits_of(source: str, paths: Sequence[str]) -> list[str]:
-    names = [_below(source, path) for path in paths]
-    return [split for split in _SPLITS if any(_is_of(split, name) for name in names)]
+def splits_of(source: str, paths: Sequence[str]) -> list[str]:
+    names = [below(source, path) for path in paths]
+    return [split for split in _SPLITS if any(is_of(split, name) for name in names)]
 
 
-def _below(folder: str, path: str) -> str:
+def below(folder: str, path: str) -> str:
     return path[len(folder.rstrip("/")) + 1 :]
 
 
-def _is_of(split: str, name: str) -> bool:
+def is_of(split: str, name: str) -> bool:
     """Whether a split's name is a whole word in a path: train-00000-of-00002.parquet,
     data/test.jsonl."""
     words = "|".join(map(re.escape, _SPLITS.get(split, (split.lower(),))))
@@ -162,7 +162,7 @@ def _no_data(source: str, splits: Sequence[str], kind: Kind, there_is: str) -> N
     )
 
 
-def _may_be_a_folder(source: str) -> bool:
+def may_be_a_folder(source: str) -> bool:
     """Whether to look for a card in `source`. A server may refuse paths below a file, and a glob or
     a web address means exactly the files it names."""
     means_files = re.search(r"^https?://|[*?\[]", source) or _FILE.search(source)
@@ -174,7 +174,7 @@ def card_metadata(source: str) -> dict[str, Any] | None:
     """Return the metadata at the top of a data set's card; None without a card."""
     import yaml
 
-    if not _may_be_a_folder(source):
+    if not may_be_a_folder(source):
         return None
     card = files.join(source, CARD)
     try:
@@ -260,7 +260,7 @@ def _chosen(source: str, named: Mapping[str, Any], splits: Sequence[str]) -> str
     for split in splits:
         if split in named:
             return split
-        alike = [name for name in named if split in _SPLITS and _is_of(split, name)]
+        alike = [name for name in named if split in _SPLITS and is_of(split, name)]
         if len(alike) == 1:
             return alike[0]
         if alike:

@@ -29,6 +29,11 @@ from bert_core.tasks.shapes import (
 from bert_core.wording import as_json
 from pipelines.corpus import docstrings, hub
 from pipelines.corpus.config import DOCSTRINGS
+from pipelines.corpus.retrieval_sets import (
+    RetrievalFiles,
+    read_retrieval_set,
+    retrieval_files,
+)
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage_config import INPUT_OR_WORD
 from tracking.runs.recorder import DatasetInput
@@ -81,15 +86,25 @@ class Unlabelled:
     """The labels of unlabelled rows: no fields."""
 
 
+def retrieval_files_of(config: LabelledConfig, split: Split) -> RetrievalFiles | None:
+    """Return the files of the retrieval set that `config` names; None if it names rows."""
+    if config.source == DOCSTRINGS:
+        return None
+    splits = SPLITS_FOR[split] if config.split is None else (config.split,)
+    return retrieval_files(config.source, splits, named=config.split is not None)
+
+
 def labelled_files(config: LabelledConfig, split: Split) -> list[str]:
     """Return the files that `config` names, sorted; for a folder with several splits, those of one
-    split.
+    split; all files of a retrieval set, for one split of its judgements.
 
     Raises: CorpusError if there are none; ConfigError if `config` has a split but names its files.
     """
     source = config.source
     if source == DOCSTRINGS:
         return [docstrings.labelled_file(split)]
+    if (found := retrieval_files_of(config, split)) is not None:
+        return found.paths
     splits = SPLITS_FOR[split] if config.split is None else (config.split,)
     kind = hub.TABLES if config.format is None else hub.ANY
     names_split = config.split is not None
@@ -138,6 +153,8 @@ def labelled_rows(
         setting: what the user calls `config`, if that is not the name of the split.
     Raises: CorpusError naming a column that is missing, or all rows that do not fit.
     """
+    if (retrieval := retrieval_files_of(config, split)) is not None:
+        return _pairs_of(retrieval, config, split, shapes[0], checked)
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
     if config.source != DOCSTRINGS and paths != [config.source]:
         names = [path.rpartition("/")[2] for path in paths]
@@ -200,6 +217,40 @@ def labelled_rows(
     broken = sum(of_file.broken for of_file, _ in found.values())
     remarks: Remarks = {BAD: len(bad), STRIPPED: stripped, TYPES: types}
     return RowsRead(rows, broken, remarks)
+
+
+def _pairs_of(
+    found: RetrievalFiles,
+    config: LabelledConfig,
+    split: Split,
+    inputs: type,
+    checked: Checked | None,
+) -> RowsRead:
+    """Return the queries of a retrieval set with each of their relevant documents, as rows of two
+    texts.
+
+    Raises: CorpusError if the task's rows are not pairs of texts.
+    """
+    names = {field.name for field in fields(inputs)}
+    if not {"text", "text_pair"} <= names:
+        raise CorpusError(
+            f"{found.source}: wanted rows with {', '.join(sorted(names))}, got a retrieval set (a "
+            "corpus, queries and qrels), which gives pairs of texts: give a file of such rows"
+        )
+    read = read_retrieval_set(found, skip=config.bad_rows == "skip")
+    rows: list[dict[str, Any]] = read.pairs
+    if checked is not None:
+        with rows_of(config.source):
+            taken = checked(rows)
+        if fault := next((row for row in taken if isinstance(row, InputError)), None):
+            raise CorpusError(f"{found.source}: a query with its document does not fit: {fault}")
+        rows = [dict(row) for row in taken if not isinstance(row, InputError)]
+    if split == "held_out":
+        say(
+            f"{found.source}: {counted(len(rows), 'pair')}, each to be found among the documents "
+            "of all pairs; `raybert evaluate` searches all documents of the set"
+        )
+    return RowsRead(rows, 0, read.remarks)
 
 
 def _in_file(

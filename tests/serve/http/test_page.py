@@ -17,8 +17,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from bert_core.bundle.format import load_bundle
+from bert_core.metrics.vector_forms import unit
 from bert_core.tasks.catalog import TASKS
-from bert_core.tasks.feature_extraction import unit
 from serve.http.app import LocalModel, create_front_app
 from serve.request import auth
 from serve.request.auth import Keys
