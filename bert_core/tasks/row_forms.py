@@ -33,19 +33,14 @@ def in_order(forms: Sequence[Form], given: Set[str]) -> list[Form]:
     return sorted(forms, key=lambda form: -len(given & {*form}))
 
 
-def fields_not_read(
-    record: Mapping[str, Any], forms: Sequence[Form], column_of: Mapping[str, str]
-) -> Set[str]:
-    """Return the fields of other forms than the record's, which is the first of which it has most
-    fields."""
-    if not forms:
-        return set()
+def form_of(record: Mapping[str, Any], forms: Sequence[Form], column_of: Mapping[str, str]) -> Form:
+    """Return the form of a record: the first of which it has most fields; no field if there are no
+    forms."""
 
     def share(form: Form) -> float:
         return sum(record.get(column_of.get(name, name)) is not None for name in form) / len(form)
 
-    own = max(forms, key=share)
-    return {name for form in forms for name in form} - {*own}
+    return max(forms, key=share, default=())
 
 
 def check_forms(

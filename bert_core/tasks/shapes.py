@@ -16,7 +16,7 @@ from bert_core import files
 from bert_core.data.tables import DIVIDERS, ClassLabel
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.tasks.label_columns import column_per_label, one_or_more, to_name
-from bert_core.tasks.row_forms import check_forms, fields_not_read, in_order, with_other_names
+from bert_core.tasks.row_forms import check_forms, form_of, in_order, with_other_names
 from bert_core.typed import KINDS, alternatives, check_of, fields_of
 from bert_core.wording import as_json, nearest, shown
 
@@ -138,6 +138,7 @@ def read_records(
     _check_columns(records, column_of, optional - columns.keys(), source, shapes, setting)
     forms = in_order(getattr(shapes[1], "forms", ()), named)
     check_forms(records, forms, column_of, source, setting)
+    of_forms = {name for form in forms for name in form}
     labels, several = _labels_in(shapes[1]), one_or_more(shapes[1])
     types = [
         _types([record.get(column_of[name]) for record in records], column_of[name], source)
@@ -146,9 +147,9 @@ def read_records(
     rows, numbers, bad, stripped = [], [], [], 0
     for number, record in enumerate(records, 1):
         row, fault = {}, ""
-        not_read = fields_not_read(record, forms, column_of)
+        form = form_of(record, forms, column_of)
         for name, column in column_of.items():
-            if name in not_read:
+            if name in of_forms and name not in form:
                 continue
             hint = hints[name]
             cell = record.get(column)
@@ -157,7 +158,8 @@ def read_records(
                 value = [value]
             may_be_empty = _is_text(hint) and name not in unused and name not in targets
             nothing = value is None or (value == "" and not may_be_empty)
-            if nothing and name in optional and (name not in columns or column in record):
+            may_be_missing = name in optional and name not in form
+            if nothing and may_be_missing and (name not in columns or column in record):
                 continue
             is_blank = name in targets and _has_blank(value)
             if value is None or is_blank or not _fits(value, hint):
@@ -199,7 +201,8 @@ def told_of(bad: Sequence[BadRow], total: int) -> str:
         by_kind.setdefault(row.kind, []).append(row)
     for kind, rows in [*by_kind.items()][:SHOWN_KINDS]:
         what = "the same is wrong" if kind == first.kind else kind
-        told += f"; {what} in {len(rows):,} other row{'s' * (len(rows) > 1)} ({_numbers_of(rows)})"
+        places = _numbers_of(rows, apart_from=first.source)
+        told += f"; {what} in {len(rows):,} other row{'s' * (len(rows) > 1)} ({places})"
     return f"{told}{_more_kinds(by_kind)}; {len(bad):,} of {total:,} rows in all"
 
 
@@ -217,10 +220,19 @@ def _more_kinds(by_kind: Mapping[str, Sequence[BadRow]]) -> str:
     return f"; {more:,} other things are wrong" if more > 0 else ""
 
 
-def _numbers_of(rows: Sequence[BadRow]) -> str:
+def _numbers_of(rows: Sequence[BadRow], apart_from: str = "") -> str:
+    """Return the numbers of rows, for a message, with their files if these are several.
+
+    Args:
+        apart_from: the file that the message has named already.
+    """
     more = len(rows) - SHOWN_ROWS
+    and_more = f" and {more:,} more" if more > 0 else ""
+    if len({row.source for row in rows} | {apart_from or rows[0].source}) > 1:
+        named = (f"{row.source.rpartition('/')[2]} row {row.number}" for row in rows[:SHOWN_ROWS])
+        return f"{', '.join(named)}{and_more}"
     shown = ", ".join(f"{row.number}" for row in rows[:SHOWN_ROWS])
-    return f"row{'s' * (len(rows) > 1)} {shown}{f' and {more:,} more' if more > 0 else ''}"
+    return f"row{'s' * (len(rows) > 1)} {shown}{and_more}"
 
 
 def _misfit(cell: Any, hint: Any, column: str, record: Row, *, is_blank: bool) -> str:

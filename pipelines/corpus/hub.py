@@ -33,6 +33,8 @@ class Kind(NamedTuple):
     """Description for messages."""
     names: re.Pattern[str]
     """Matches their names."""
+    beside: str = ""
+    """The suffix of the file that belongs to each, instead of its own."""
 
 
 _OF_GIT = re.compile(r"/\.git(?:/|attributes$|ignore$|keep$)")
@@ -55,6 +57,13 @@ TABLES = Kind(
     _named(ending for ending, reader in ENDINGS.items() if reader.rows not in (None, "lines")),
 )
 ANY = Kind("besides the card", re.compile(rf"^(?!.*/{CARD}$)"))
+
+
+def of_suffix(suffix: str, beside: str = "") -> Kind:
+    """Return the kind of files with a suffix."""
+    return Kind(f"ending in {suffix}", re.compile(rf"{re.escape(suffix)}$", re.IGNORECASE), beside)
+
+
 _FILE = re.compile(rf"\.([^./]+\.({_COMPRESSED})|{'|'.join(ENDINGS)})$", re.IGNORECASE)
 
 
@@ -125,7 +134,10 @@ def found(source: str) -> list[str]:
 def _of_kind(source: str, listed: Sequence[str], kind: Kind) -> list[str]:
     paths = [path for path in listed if kind.names.search(path)]
     if paths:
-        others = [path for path in listed if path not in {*paths}]
+        known = {*paths}
+        if kind.beside:
+            known |= {f"{path.rpartition('.')[0]}{kind.beside}" for path in paths}
+        others = [path for path in listed if path not in known]
         report(source, [path for path in others if below(source, path) != CARD], "of other kinds")
     return paths
 

@@ -3,14 +3,15 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from bert_core import files
-from bert_core.data.labelled_formats import LabelledFile, labelled_records
+from bert_core.data.labelled_formats import FORMATS, LabelledFile, labelled_records
 from bert_core.data.positions import in_characters
 from bert_core.data.tables import with_classes
 from bert_core.errors import ConfigError, CorpusError, InputError
@@ -106,7 +107,7 @@ def labelled_files(config: LabelledConfig, split: Split) -> list[str]:
     if (found := retrieval_files_of(config, split)) is not None:
         return found.paths
     splits = SPLITS_FOR[split] if config.split is None else (config.split,)
-    kind = hub.TABLES if config.format is None else hub.ANY
+    kind = _kind_of(config.format)
     names_split = config.split is not None
     paths = hub.data_files(source, splits, kind)
     if paths is None:
@@ -119,6 +120,22 @@ def labelled_files(config: LabelledConfig, split: Split) -> list[str]:
             f"its files, got {config.split!r}: leave split out, or give the folder"
         )
     return hub.found(source)
+
+
+def _kind_of(name: str | None) -> hub.Kind:
+    """Return the kind of the files of a format; of a table if `name` is None."""
+    if name is None:
+        return hub.TABLES
+    known = FORMATS.get(name)
+    return (
+        hub.ANY if known is None or not known.suffix else hub.of_suffix(known.suffix, known.beside)
+    )
+
+
+def _beside(path: str, name: str | None) -> str | None:
+    """Return the path of the file that belongs to a file of a format, if the format has one."""
+    known = None if name is None else FORMATS.get(name)
+    return f"{path.rpartition('.')[0]}{known.beside}" if known and known.beside else None
 
 
 @dataclass(frozen=True)
@@ -181,6 +198,7 @@ def labelled_rows(
         found[path], columns_of[path] = (of_file, _unread(of_file, path)), columns
         if of_file.unread and not of_file.records:
             raise CorpusError(f"{told_of(found[path][1], of_file.rows)}: none is left")
+    _say_unused(config.source, (of_file for of_file, _ in found.values()))
     # A column that is empty in all files is assumed to be for other tasks.
     unused = set.intersection(
         *(unused_fields(found[path][0].records, shapes, columns_of[path]) for path in paths)
@@ -331,12 +349,33 @@ def _checked(
 
 
 def _read(path: str, config: LabelledConfig) -> LabelledFile:
-    """Read a file, and report its comments."""
-    found = labelled_records(files.read_contents(path), path, config.format)
+    """Read a file, and report its comments, and what is not used of it."""
+    beside = _beside(path, config.format)
+    if beside is not None and not files.exists(beside):
+        raise CorpusError(
+            f"{path}: wanted its text beside it, in {beside}, there is none: put it there, or "
+            "leave the file out"
+        )
+    text = None if beside is None else files.read_contents(beside)
+    found = labelled_records(files.read_contents(path), path, config.format, text)
     if found.comments:
         told = f"{counted(len(found.comments), 'comment')} ({found.comments[0][:60]}, …)"
         say(f"{path}: passed over {told}")
     return found
+
+
+def _say_unused(source: str, found: Iterable[LabelledFile]) -> None:
+    """Report the rows that their tool says not to use, and what no task reads."""
+    left_out, unused = Counter[str](), Counter[str]()
+    for of_file in found:
+        left_out.update(of_file.left_out)
+        unused.update(of_file.unused)
+    if left_out:
+        told = ", ".join(f"{count:,} {why}" for why, count in left_out.items())
+        say(f"{source}: left out {counted(left_out.total(), 'row')}: {told}")
+    if unused:
+        told = ", ".join(f"{count:,} {what}" for what, count in unused.items())
+        say(f"{source}: not used: {told}")
 
 
 def _in_characters(
@@ -426,7 +465,9 @@ def labelled_input(name: str, config: LabelledConfig, split: Split) -> DatasetIn
             f"folder, hf://datasets/<owner>/<name>, or `{DOCSTRINGS}` for those of the quickstart"
         )
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
-    digests = [files.sha256_of(path) for path in paths]
+    texts = (_beside(path, config.format) for path in paths)
+    read = [*paths, *(text for text in texts if text is not None and files.exists(text))]
+    digests = [files.sha256_of(path) for path in read]
     if classes:
         digests.append(hashlib.sha256(json.dumps(sorted(classes.items())).encode()).hexdigest())
     digest = digests[0]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_core.data.labelled_formats import FORMATS, Record, labelled_records
+from bert_core.data.labelled.lines import Record
+from bert_core.data.labelled_formats import FORMATS, labelled_records
 from bert_core.data.tables import table_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.question_answering import QuestionAnswering
@@ -388,3 +389,19 @@ def test_a_real_file_has_its_published_rows(path: str, data_dir: Path) -> None:
     name, count = REAL[path]
     found = labelled_records((data_dir / path).read_bytes(), path, name)
     assert (len(found.records), found.rows) == (count, count)
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ({"text": "a", "label": "x", "answer": "reject", "_task_hash": 1}, "prodigy"),
+        ({"id": 1, "data": {"text": "a"}, "annotations": []}, "label_studio"),
+        ({"text": "a", "annotation_id": 1, "lead_time": 2.5, "sentiment": "x"}, "label_studio"),
+        ({"text": "a", "label": [[0, 1, "x"], [2, 3, "y"]]}, "doccano"),
+    ],
+)
+def test_an_annotation_tools_export_is_not_read_as_a_table(row: dict, name: str) -> None:
+    """A rejected label would be learned as that label."""
+    for source, data in (("a.jsonl", json.dumps(row)), ("a.json", json.dumps([row], indent=1))):
+        with pytest.raises(CorpusError, match=f"{source}: wanted rows of a task, .*format {name}"):
+            labelled_records(data.encode(), source, None)

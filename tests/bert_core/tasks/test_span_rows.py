@@ -1,6 +1,7 @@
 """Rows that mark spans of a text: what is learned of them comes back as the same spans."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bert_core.data.labelled_formats import FORMATS, labelled_records
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.data.windows import pieces_of
@@ -205,7 +207,7 @@ def test_a_file_may_have_rows_of_both_forms_and_other_columns() -> None:
     [row] = labelled([{"body": "b", "ents": [], **words}], shapes, named, "a.jsonl")
     assert row == {"text": "b", "spans": []}
     broken = [*records, {"text": "c"}, {"tokens": ["a"]}]
-    with pytest.raises(CorpusError, match="row 3: wanted either tokens with tags or a text with s"):
+    with pytest.raises(CorpusError, match="row 3: wanted a list of objects in the column 'spans'"):
         labelled(broken, shapes, {}, "a.jsonl")
     with pytest.raises(
         CorpusError,
@@ -236,3 +238,31 @@ def test_a_model_of_one_nameless_type_learns_spans_with_its_name() -> None:
     task = task_of([{"tokens": ["a", "b", "c"], "tags": ["B", "I", "O"]}])
     rows = [{"text": "a b c", "spans": [span(0, 3, "_")]}]
     assert learned(task, rows, WORDPIECE) == [[("_", 0, 3)]]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("doccano_bsner/admin.jsonl", "doccano"),
+        ("prodigy/food_ingredients_first200.jsonl", "prodigy"),
+        ("prodigy/rel_annotations.jsonl", "prodigy"),
+        ("materials_brat/10101*.ann", "brat"),
+        ("litbank/brat/11*.ann", "brat"),
+    ],
+)
+def test_real_spans_come_back_but_for_those_that_cut_a_word(
+    pattern: str, name: str, data_dir: Path
+) -> None:
+    records: list[Any] = []
+    for path in sorted(data_dir.glob(pattern)):
+        beside = path.with_suffix(FORMATS[name].beside).read_bytes() if name == "brat" else None
+        records += labelled_records(path.read_bytes(), str(path), name, beside).records
+    rows = labelled(records, TokenClassification.shapes(), {}, pattern)
+    task = task_of(rows, overlapping_spans="longest")
+    assert task.checked(rows, task.chosen) == rows
+    found = learned(task, rows, WORDPIECE, length=64)
+    wanted = [longest(marks_in(row)) for row in rows]
+    wrong = sum(len({*marks} - {*spans}) for marks, spans in zip(wanted, found, strict=True))
+    told = str(task.remarks(rows)["spans_that_cut_a_word"] or "0").partition(" ")[0]
+    assert wrong == int(told)
+    assert sum(map(len, wanted)) > 50 * (1 + wrong)

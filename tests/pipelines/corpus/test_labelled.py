@@ -20,6 +20,7 @@ from pipelines.corpus.labelled import (
     BAD,
     STRIPPED,
     LabelledConfig,
+    labelled_input,
     labelled_rows,
     usual_columns,
 )
@@ -393,3 +394,48 @@ def test_negatives_may_be_a_text_a_list_or_a_column_for_each(tmp_path: Path) -> 
     message = r"a\.jsonl, row 1: wanted negatives other than the text_pair, got text \(\"a\"\) as"
     with pytest.raises(CorpusError, match=message):
         passages(tmp_path / "a.jsonl", {})
+
+
+def test_a_folder_of_brat_has_a_text_beside_each_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, shapes = tmp_path / "brat", TokenClassification.shapes()
+    (folder / "more").mkdir(parents=True)
+    for name in ("a", "more/b"):
+        (folder / f"{name}.txt").write_text("Ada left")
+        (folder / f"{name}.ann").write_text("T1\tperson 0 3\tAda\nR1\tx Arg1:T1 Arg2:T1\n")
+    (folder / "c.txt").write_text("nobody has read it")
+    source = LabelledConfig(source=str(folder), format="brat")
+    check = TokenClassification.checked
+    found = labelled_rows(source, "train", shapes, check)
+    assert [row["text"] for row in found.rows] == ["Ada left"] * 2
+    told = capsys.readouterr().out
+    assert f"{folder}: passed over 1 file of other kinds: c.txt" in told
+    assert f"{folder}: not used: 2 relations" in told
+    before = labelled_input("train", source, "train").digest
+    (folder / "a.txt").write_text("Eve left")
+    assert labelled_input("train", source, "train").digest != before, "the texts are inputs too"
+    (folder / "more" / "b.txt").write_text("Eve left")
+    message = (
+        rf"{folder}/a\.ann, row 1: wanted in the text at 0 to 3 the span's own text, got \"Eve\", "
+        r'.* says "Ada": .*; the same is wrong in 1 other row \(b\.ann row 1\); 2 of 2 rows in all'
+    )
+    with pytest.raises(CorpusError, match=message):
+        labelled_rows(source, "train", shapes, check)
+    (folder / "a.txt").unlink()
+    message = rf"{folder}/a\.ann: wanted its text beside it, in {folder}/a\.txt, there is none"
+    with pytest.raises(CorpusError, match=message):
+        labelled_rows(source, "train", shapes, check)
+
+
+def test_rows_that_their_tool_rejects_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    answers = ("accept", "reject", "reject", "ignore")
+    span = {"start": 0, "end": 3, "label": "x"}
+    rows = [{"text": "Ada", "spans": [span], "answer": answer} for answer in answers]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = LabelledConfig(source=str(path), format="prodigy")
+    assert len(labelled_rows(source, "train", TokenClassification.shapes()).rows) == 1
+    assert f"{path}: left out 3 rows: 2 rejected, 1 ignored" in capsys.readouterr().out
