@@ -24,7 +24,9 @@ from bert_core.data.labelled.lines import (
 )
 from bert_core.data.labelled.prodigy import prodigy
 from bert_core.data.labelled.published import clinc, squad
+from bert_core.data.labelled.pubtator import bioc, pubtator
 from bert_core.data.labelled.tsv import tsv
+from bert_core.data.labelled.webanno import webanno
 from bert_core.data.parquet import MAGIC
 from bert_core.data.tables import parquet_rows, table_rows
 from bert_core.errors import ConfigError, CorpusError
@@ -219,4 +221,7 @@ FORMATS: dict[str, LabelledFormat] = {
     "doccano": LabelledFormat(read=doccano, source="doccano (JSONL)"),
     "prodigy": LabelledFormat(read=prodigy, source="Prodigy (db-out)"),
     "brat": LabelledFormat(read=brat, source="brat", suffix=".ann", beside=".txt"),
+    "webanno": LabelledFormat(read=webanno, source="WebAnno and INCEpTION (TSV 3)", suffix=".tsv"),
+    "pubtator": LabelledFormat(read=pubtator, source="PubTator"),
+    "bioc": LabelledFormat(read=bioc, source="BioC (XML)", suffix=".xml"),
 }

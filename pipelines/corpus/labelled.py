@@ -15,6 +15,14 @@ from bert_core.data.labelled_formats import FORMATS, LabelledFile, labelled_reco
 from bert_core.data.positions import in_characters
 from bert_core.data.tables import with_classes
 from bert_core.errors import ConfigError, CorpusError, InputError
+from bert_core.tasks.annotators import (
+    EACH,
+    MAJORITY,
+    agreement,
+    items_of,
+    names_of,
+    taken_of,
+)
 from bert_core.tasks.label_columns import holds_ticks, with_names
 from bert_core.tasks.row_forms import with_other_names
 from bert_core.tasks.shapes import (
@@ -49,8 +57,12 @@ Columns = Mapping[str, list[str] | str]
 """Field of a task → its column, or the names of its labels."""
 Checked = Callable[[Sequence[Row]], list[Row | InputError]]
 """`Task.checked` with the task's options."""
+Found = dict[str, tuple[LabelledFile, list[BadRow]]]
+"""Path → its records, and the rows that cannot be read."""
 BAD, STRIPPED = "rows_left_out_as_bad", "labels_with_spaces_removed"
 TYPES = "labels_of_several_types"
+AGREEMENT = "agreement_of_annotators"
+SHOWN_NAMES = 10
 """Remarks: how many rows were skipped, how many labels had white space at their ends, and types of
 labels that are all read as text."""
 SPLITS_FOR: dict[Split, tuple[str, ...]] = {"train": ("train",), "held_out": ("test", "validation")}
@@ -80,6 +92,9 @@ class LabelledConfig:
     """How to treat rows that do not fit the task, such as broken lines and rows without a label
     or with one that the model does not know: `refuse` them all in one message, or `skip` them,
     counted by what is wrong with them."""
+    annotators: str | None = None
+    """Whose labels to take where several annotators labelled the same text: `each` as a row, what
+    the `majority` of them says, or the name of one. Must be given if a text has several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +193,7 @@ def labelled_rows(
         more = f" and {len(names) - 3:,} more files" if len(names) > 3 else ""
         say(f"{config.source} ({split}): {', '.join(names[:3])}{more}")
     setting = f"--{setting or split}.columns"
-    found: dict[str, tuple[LabelledFile, list[BadRow]]] = {}
+    found: Found = {}
     columns_of: dict[str, dict[str, str]] = {}
     for path in paths:
         of_file = _read(path, config)
@@ -198,7 +213,11 @@ def labelled_rows(
         found[path], columns_of[path] = (of_file, _unread(of_file, path)), columns
         if of_file.unread and not of_file.records:
             raise CorpusError(f"{told_of(found[path][1], of_file.rows)}: none is left")
+    found, agreed = _of_annotators(found, columns_of, config)
     _say_unused(config.source, (of_file for of_file, _ in found.values()))
+    some = {path: both for path, both in found.items() if both[0].records or both[0].unread}
+    found = some or found  # without files of which every row is left out
+    paths = [*found]
     # A column that is empty in all files is assumed to be for other tasks.
     unused = set.intersection(
         *(unused_fields(found[path][0].records, shapes, columns_of[path]) for path in paths)
@@ -233,7 +252,7 @@ def labelled_rows(
     stripped = sum(part.stripped for part in read.values())
     types = "; ".join(part.types for part in read.values() if part.types)
     broken = sum(of_file.broken for of_file, _ in found.values())
-    remarks: Remarks = {BAD: len(bad), STRIPPED: stripped, TYPES: types}
+    remarks: Remarks = {BAD: len(bad), STRIPPED: stripped, TYPES: types, **agreed}
     return RowsRead(rows, broken, remarks)
 
 
@@ -376,6 +395,59 @@ def _say_unused(source: str, found: Iterable[LabelledFile]) -> None:
     if unused:
         told = ", ".join(f"{count:,} {what}" for what, count in unused.items())
         say(f"{source}: not used: {told}")
+
+
+def _of_annotators(
+    found: Found, columns_of: Mapping[str, Mapping[str, str]], config: LabelledConfig
+) -> tuple[Found, "Remarks"]:
+    """Return the files with the records of the annotators that `config` chooses, and a remark on
+    how far they agree.
+
+    Raises: ConfigError if several labelled the same text and none are chosen, or the one that is
+        chosen labelled nothing.
+    """
+    records = [record for of_file, _ in found.values() for record in of_file.records]
+    texts = [
+        f"{record.get(columns_of[path].get('text', 'text'))}"
+        for path, (of_file, _) in found.items()
+        for record in of_file.records
+    ]
+    items, names, choice = items_of(records, texts), names_of(records), config.annotators
+    if items and choice is None:
+        raise ConfigError(
+            f"{config.source}: wanted to know whose labels to take, since {len(items):,} texts are "
+            f"labelled by several of {', '.join(names[:SHOWN_NAMES])}: set annotators beside the "
+            f'source to "{EACH}", "{MAJORITY}", or the name of one'
+        )
+    if choice not in (None, EACH, MAJORITY, *names):
+        raise ConfigError(
+            f"annotators: wanted {EACH}, {MAJORITY} or the name of one who labelled "
+            f"{config.source} ({', '.join(names[:SHOWN_NAMES]) or 'it names nobody'}), got {choice}"
+        )
+    agreed: Remarks = {}
+    if items:
+        agreed[AGREEMENT] = agreement(records, items, texts)
+    if choice is None:
+        return found, agreed
+    taken = taken_of(records, items, choice)
+    rest = iter(taken.records)
+    chosen: Found = {}
+    for path, (of_file, unread) in found.items():
+        kept = [
+            (number, record)
+            for number, record in zip(of_file.numbers, rest, strict=False)
+            if record is not None
+        ]
+        chosen[path] = (
+            replace(
+                of_file,
+                records=[record for _, record in kept],
+                numbers=[number for number, _ in kept],
+                left_out=Counter(of_file.left_out) + (Counter() if chosen else taken.left_out),
+            ),
+            unread,
+        )
+    return chosen, agreed
 
 
 def _in_characters(
