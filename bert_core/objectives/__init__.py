@@ -8,6 +8,8 @@ IGNORE = -100
 for it."""
 VectorLoss = Literal["contrastive", "cosine", "kl", "margin_mse"]
 """Losses of `embedding.LOSSES`."""
+ListLoss = Literal["listnet", "lambda"]
+"""Losses of `listwise.LOSSES`."""
 EntryPooling = Literal["max", "sum"]
 """How a row's tokens share an entry of a sparse vector."""
 EntryWeight = Literal["relu", "log1p_relu"]

@@ -202,7 +202,8 @@ class Objective(nn.Module, ABC):
             return loss(*vectors, batch)
         labels = {name: batch[name] for name in self.joint_labels}
         count = self.counts(batch)
-        return JointPart(vectors, batch[ROWS], batch["choices"], labels, count, loss)
+        choices = batch.get("choices", torch.ones_like(batch[ROWS]))
+        return JointPart(vectors, batch[ROWS], choices, labels, count, loss)
 
 
 def cross_entropy(logits: Float[Tensor, "items classes"], labels: Int[Tensor, "items"]) -> LossPart:

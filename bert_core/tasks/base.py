@@ -182,6 +182,9 @@ class Task(Evaluated, ABC):
     them."""
     joint: bool = False
     """Whether the training rows of a global batch have one joint loss."""
+    kept_together: str | None = None
+    """Entry of windows' labels by which windows with equal values come one after another in
+    training; None if any may come next."""
     decides: ClassVar[bool] = False
     """Whether its scores can be calibrated, and answers decided by thresholds, with the options of
     `text_classification`."""

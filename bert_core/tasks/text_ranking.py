@@ -5,7 +5,7 @@ The model reads both texts together, as sentence-transformers' CrossEncoder does
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from bert_core.checks import PositiveFloat, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
-from bert_core.errors import CorpusError, InputError
+from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.retrieval import ranking_columns, ranking_metrics
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives.graph_scores import CLASSIFICATION
@@ -33,6 +33,10 @@ from bert_core.tasks.texts import PairInput, TextParameters, numbers_of, sigmoid
 if TYPE_CHECKING:
     from bert_core.objectives.classification import Classification
 
+MOST_RELEVANT = 60
+"""The highest grade whose gain, two to its power, leaves room for sums in fp32."""
+RankingLoss = Literal["pointwise", "listnet", "lambda"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Relevance:
@@ -46,11 +50,15 @@ class Relevance:
 class TextRankingOptions(Options):
     """How a model scores a query and a passage."""
 
-    free_names: ClassVar = frozenset({"highest_score", "max_length"})
+    free_names: ClassVar = frozenset({"highest_score", "loss", "max_length"})
 
     activation: Activation = "sigmoid"
     """Function from the model's output to a score: `sigmoid` gives 0 to 1, `identity` the output
     itself. Read from CrossEncoder's files."""
+    loss: RankingLoss = "pointwise"
+    """`pointwise` learns the score of each row by itself; `listnet` and `lambda` learn the order of
+    the passages that a query has in a batch (Cao et al. 2007; LambdaLoss, Wang et al. 2018), which
+    follow one another in training."""
     highest_score: PositiveFloat | None = None
     """The highest grade, which trains the score 1; by default, the highest in the training rows,
     but at least 1."""
@@ -73,7 +81,7 @@ class TextRanking(Task, SentenceTransformer):
     """Rows are `{"text": query, "text_pair": passage, "score": 1.0}`, several per query.
 
     The loss is binary cross-entropy against the score as a share of the highest, as CrossEncoder
-    is trained by default.
+    is trained by default, or one of a query's passages together.
     """
 
     name = "text-ranking"
@@ -113,6 +121,8 @@ class TextRanking(Task, SentenceTransformer):
         self, labels: Sequence[str] = (), options: TextRankingOptions | None = None
     ) -> None:
         super().__init__(labels or ["score"], options)
+        self.joint = self.chosen.loss != "pointwise"
+        self.kept_together = "queries" if self.joint else None
 
     @classmethod
     def from_rows(
@@ -124,6 +134,9 @@ class TextRanking(Task, SentenceTransformer):
                 f"training rows: wanted at least two different scores, found {len(rows)} rows with "
                 "one or none: add passages that are less relevant"
             )
+        if options.loss != "pointwise":
+            _check_lists(rows, scores, options)
+            return cls(options=options)
         if options.highest_score is None:
             options = replace(options, highest_score=max(1.0, float(scores.max())))
         return cls(options=options)
@@ -176,7 +189,10 @@ class TextRanking(Task, SentenceTransformer):
 
     def build_objective(self, config: EncoderConfig) -> "Classification":
         from bert_core.objectives.classification import Classification
+        from bert_core.objectives.listwise import Listwise
 
+        if self.chosen.loss != "pointwise":
+            return Listwise(config, self.chosen.loss)
         # transformers' name for binary cross-entropy, here of one output.
         return Classification(config, 1, problem_type="multi_label_classification")
 
@@ -190,10 +206,22 @@ class TextRanking(Task, SentenceTransformer):
         parameters: TextRankingParameters | None = None,
     ) -> list[Window]:
         limit = min(max_length, self.chosen.max_length or max_length)
-        labels = {"labels": self._shares(rows)} if labelled else {}
+        labels = self._labels(rows) if labelled else {}
         has_own = parameters is None or self.chosen.max_length is not None
         cut_at = None if has_own else tokenizer.longest
         return text_windows(rows, tokenizer, limit, labels, parameters, cut_at)
+
+    def _labels(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+        """Return the shares that rows are trained on or, for a loss of lists, their grades, the
+        number of each row's query, and the row's share of the query's rows."""
+        if self.chosen.loss == "pointwise":
+            return {"labels": self._shares(rows)}
+        queries = numbers_of(row["text"] for row in rows)
+        return {
+            "labels": _scores_of(rows, self.chosen)[:, None].astype(np.float32),
+            "queries": queries,
+            "query_shares": (1 / np.bincount(queries)[queries]).astype(np.float32),
+        }
 
     def _shares(self, rows: Sequence[Row]) -> Float[np.ndarray, "rows 1"]:
         """Return the scores as shares of the highest."""
@@ -233,6 +261,35 @@ class TextRanking(Task, SentenceTransformer):
         """Return for each row, of the query's passages with another score, the share that is ranked
         on the wrong side of the row's passage."""
         return columns["misplaced"]
+
+
+def _check_lists(
+    rows: Sequence[Row], scores: Float[np.ndarray, "rows"], options: TextRankingOptions
+) -> None:
+    """Check rows for a loss of lists.
+
+    Raises: CorpusError if no query has passages to order, or if a gain is too large; ConfigError
+        for an option that such a loss does not use.
+    """
+    if options.highest_score is not None:
+        raise ConfigError(
+            f"options.highest_score: wanted none with the loss {options.loss}, which reads scores "
+            f"as they are, got {options.highest_score:g}: leave it out"
+        )
+    queries = numbers_of(row["text"] for row in rows)
+    grades = np.unique(np.stack([queries, scores]), axis=1).shape[1]
+    if grades == queries.max() + 1:
+        raise CorpusError(
+            f"training rows: wanted a query with passages of different scores, which the loss "
+            f"{options.loss} compares, got {grades:,} queries without: add rows, or set "
+            "options.loss = 'pointwise'"
+        )
+    if options.loss == "lambda" and scores.max() > MOST_RELEVANT:
+        raise CorpusError(
+            f"training rows: wanted scores of at most {MOST_RELEVANT} for the loss lambda, whose "
+            f"gain is two to their power, got {scores.max():g}: scale them, or set options.loss = "
+            "'listnet'"
+        )
 
 
 def _scores_of(

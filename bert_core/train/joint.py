@@ -112,6 +112,8 @@ def _with_slopes(parts: Sequence[JointPart]) -> JointLoss:
     with torch.enable_grad():
         part = every.loss([leaf, *teachers], batch)
         (slopes,) = torch.autograd.grad(part.sum, leaf)
+    # NOTE: the gradient of a sum is an expanded number, past which gloo would write (torch 2.13).
+    slopes = slopes.contiguous()
     if dist.is_initialized():
         dist.all_reduce(slopes)
     # An example's vectors are in the same order everywhere.

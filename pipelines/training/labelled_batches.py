@@ -6,7 +6,10 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from bert_core.batches import RankBatches, WindowSource
+from bert_core.data.grouped_order import GroupedOrder
 from bert_core.data.order import GlobalOrder, Order
 from bert_core.data.splits import SELECTION, TRAIN
 from bert_core.data.windows import Window
@@ -62,6 +65,9 @@ class LabelledRank:
         order: Order = GlobalOrder([len(windows)], seed=seed)
         if split == TRAIN:
             order = class_order(self.config.classes, self.task, windows, seed)
+        if (key := self.task.kept_together) is not None:
+            groups = np.concatenate([window.labels[key] for window in windows])
+            order = GroupedOrder(groups, seed=seed)
         # Rows with one loss are measured in batches as large as those that they are trained in.
         trained = split == TRAIN or joint
         return RankBatches(

@@ -225,6 +225,21 @@ def test_pairs_are_not_trained_on_one_by_one_unless_they_have_negatives(
 
 
 @pytest.mark.trained
+def test_a_ranker_learns_lists_whose_queries_come_together(
+    tuning: FinetuneConfig, written: Written
+) -> None:
+    rows = [
+        {"text": f"{n % 6} a", "text_pair": f"{n} b", "score": float(n % 5 == 0)} for n in range(30)
+    ]
+    ranker = replace(
+        tuning, task="text-ranking", train=written("lists.jsonl", rows), held_out=None,
+        batch_size=10, options={"loss": "lambda"},
+    )  # fmt: skip
+    manifest = finetune.run(ranker)
+    assert manifest.counts["steps"] > 0
+
+
+@pytest.mark.trained
 def test_an_evaluation_counts_the_lines_that_are_broken(
     tuning: FinetuneConfig, evaluation: EvaluateConfig, tmp_path: Path
 ) -> None:

@@ -270,3 +270,31 @@ def test_a_rows_fault_is_its_share_of_misordered_passages() -> None:
     wrong = task.wrong(columns)
     assert wrong is not None
     assert wrong.tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("loss", ["listnet", "lambda"])
+def test_the_passages_of_a_query_are_learnt_together(loss: Any) -> None:
+    rows = [
+        {"text": "q", "text_pair": "a", "score": 3.0},
+        {"text": "r", "text_pair": "b", "score": 0.0},
+        {"text": "q", "text_pair": "c", "score": 0.0},
+    ]
+    task = TextRanking.from_rows(rows, TextRanking.options(loss=loss))
+    assert (task.joint, task.kept_together) == (True, "queries")
+    windows = task.encode(rows, tiny.tokenizer(), 24, labelled=True)
+    labels = [{name: value.tolist() for name, value in one.labels.items()} for one in windows]
+    assert labels == [
+        {"labels": [[3.0]], "queries": [0], "query_shares": [0.5]},
+        {"labels": [[0.0]], "queries": [1], "query_shares": [1.0]},
+        {"labels": [[0.0]], "queries": [0], "query_shares": [0.5]},
+    ]
+    with pytest.raises(ConfigError, match="highest_score: wanted none with the loss"):
+        TextRanking.from_rows(rows, TextRanking.options(loss=loss, highest_score=3.0))
+    with pytest.raises(CorpusError, match="wanted a query with passages of different scores"):
+        TextRanking.from_rows(rows[:2], TextRanking.options(loss=loss))
+
+
+def test_grades_whose_gain_is_too_large_for_numbers_are_refused() -> None:
+    rows = [{"text": "q", "text_pair": f"{n}", "score": 100.0 * n} for n in range(2)]
+    with pytest.raises(CorpusError, match="scores of at most 60 for the loss lambda, whose gain"):
+        TextRanking.from_rows(rows, TextRanking.options(loss="lambda"))

@@ -15,6 +15,7 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.distillation import Distillation
 from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
+from bert_core.tasks.text_ranking import TextRanking
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import Step, evaluate, training_steps
 from bert_core.train.optim import build_optimizer
@@ -28,7 +29,7 @@ CONFIG = tiny.encoder_config(TOKENIZER.vocab_size, dropout=0.0)
 WIDE = tiny.encoder_config(TOKENIZER.vocab_size, hidden_size=48, dropout=0.0)
 BATCH, ONE_STEP = 13, LoopConfig(max_steps=1, precision="fp32")
 PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
-KINDS = ["scored", "contrastive", "distilled"]
+KINDS = ["scored", "contrastive", "distilled", "ranked"]
 LOSSES_TO = 1e-6
 """How far the losses of equal batches may be apart in fp32, relative to the loss."""
 
@@ -37,6 +38,11 @@ def rows_of(kind: str) -> list[dict]:
     """Rows of unlike lengths, some with negatives; some texts are right for several rows."""
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS, rng.integers(1, 28))) for _ in range(60)]
+    if kind == "ranked":
+        return [
+            {"text": texts[n % 4], "text_pair": texts[n + 30], "score": float(n % 3)}
+            for n in range(30)
+        ]
     if kind == "scored":
         return [{"text": texts[n], "text_pair": texts[n + 30], "score": n / 6} for n in range(30)]
     return [
@@ -58,8 +64,10 @@ def model_of(task: Task, kind: str) -> ObjectiveModel:
     return Distillation(model, teacher, weights, temperature=2.0)
 
 
-def task_of(rows: list[dict], kind: str) -> FeatureExtraction:
+def task_of(rows: list[dict], kind: str) -> Task:
     """The task; vectors of the kind that is distilled may be cut, too."""
+    if kind == "ranked":
+        return TextRanking.from_rows(rows, TextRanking.options(loss="lambda"))
     lengths = [20, 8] if kind == "distilled" else []
     return FeatureExtraction.from_rows(rows, FeatureExtraction.options(dimensions=lengths))
 
@@ -81,10 +89,10 @@ def step_of(model: ObjectiveModel, batches: RankBatches, loop: LoopConfig = ONE_
 
 def loss_of(step: Step) -> dict[str, float]:
     """The mean of each part over the global batch."""
-    names = sorted(step.counts)
+    names = sorted(step.divisors)
     sums = torch.stack([torch.stack([step.loss_sums[name].double() for name in names])])
-    counts = torch.tensor([[step.counts[name] for name in names]])
-    means = rows_of_all_ranks(sums).sum(0) / rows_of_all_ranks(counts).sum(0)
+    divisors = torch.tensor([[step.divisors[name] for name in names]], dtype=torch.float64)
+    means = rows_of_all_ranks(sums).sum(0) / rows_of_all_ranks(divisors).sum(0)
     return dict(zip(names, means.tolist(), strict=True))
 
 
@@ -120,7 +128,8 @@ def plain_autograd(dtype: torch.dtype, kind: str) -> tuple[Tensor, dict[str, flo
     places = GlobalOrder([len(windows)], seed=0).samples(0, BATCH).rows
     batch = collate([windows[place] for place in places], TOKENIZER.pad_id)
     parts = model(batch)
-    means = {name: part.sum / part.count for name, part in parts.items()}
+    divisors = model.divisors(batch)
+    means = {name: part.sum / divisors[name] for name, part in parts.items()}
     sum(model.weights.get(name, 1.0) * mean for name, mean in means.items()).backward()
     return whole_gradient(model), {name: float(mean.detach()) for name, mean in means.items()}
 
