@@ -12,7 +12,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from bert_core.errors import ConfigError, RaybertError, ResourceError
 from bert_core.storage.config import PREFIX as STORAGE
 from bert_core.train.hardware import HUGE_PAGES
 from bert_core.wording import in_one_line
-from pipelines.runtime import ray_token
+from pipelines.runtime import own_ray, ray_token
 from pipelines.runtime.processes import MARKER, end_processes, exit_normally
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def connect(
     set_defaults(SETTINGS)
     previous = signal.getsignal(signal.SIGTERM)
     if address is None:
-        with _in_own_session() if in_own_session else nullcontext():
+        with own_ray.in_own_session() if in_own_session else nullcontext():
             _start(num_cpus)
     else:
         _join(address, allow_open_cluster=allow_open_cluster)
@@ -207,7 +206,8 @@ def _start(num_cpus: int | None) -> None:
     _started = os.environ[MARKER] = secrets.token_hex(8)
     atexit.register(disconnect)
     try:
-        _init(address="local", num_cpus=num_cpus, include_dashboard=False)
+        with own_ray.with_few_processes():
+            _init(address="local", num_cpus=num_cpus, include_dashboard=False)
     except Exception as error:  # Ray raises a plain exception if a process is not up in time
         disconnect()
         raise ResourceError(
@@ -220,20 +220,6 @@ def _start(num_cpus: int | None) -> None:
         raise
     finally:
         del os.environ[MARKER]
-
-
-@contextmanager
-def _in_own_session() -> Iterator[None]:
-    """While the block runs, have Ray start its processes in sessions of their own."""
-    import ray._private.services
-
-    services: Any = ray._private.services  # NOTE: Ray has no setting for this
-    usual = services.ConsolePopen
-    services.ConsolePopen = partial(subprocess.Popen, start_new_session=True)
-    try:
-        yield
-    finally:
-        services.ConsolePopen = usual
 
 
 def _join(address: str, *, allow_open_cluster: bool) -> None:
