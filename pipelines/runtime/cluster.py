@@ -57,9 +57,13 @@ SETTINGS = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
 }
 
-# For a cluster started here, which does the user's own work: by default Ray runs workers at
-# niceness 15, so they get little CPU next to other processes.
-OF_OUR_OWN = {"RAY_worker_niceness": "0"}
+# For a cluster started here, which does the user's own work.
+OF_OUR_OWN = {
+    # By default 15, so that workers get little CPU next to other processes.
+    "RAY_worker_niceness": "0",
+    # Off: every process reports each second which tasks it has run, and nothing asks for them.
+    "RAY_task_events_report_interval_ms": "0",
+}
 
 _started: str | None = None  # the marker of the cluster that this process started
 
