@@ -28,7 +28,7 @@ from bert_core.data.labelled.pubtator import bioc, pubtator
 from bert_core.data.labelled.tsv import tsv
 from bert_core.data.labelled.webanno import webanno
 from bert_core.data.parquet import MAGIC
-from bert_core.data.tables import parquet_rows, table_rows
+from bert_core.data.tables import Quotes, parquet_rows, table_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.wording import one_of
 
@@ -61,7 +61,13 @@ class LabelledFile:
 
 
 def labelled_records(
-    data: bytes, source: str, name: str | None, beside: bytes | None = None
+    data: bytes,
+    source: str,
+    name: str | None,
+    beside: bytes | None = None,
+    *,
+    header: bool = True,
+    quotes: Quotes | None = None,
 ) -> LabelledFile:
     """Return the records of a file, and which columns hold a task's fields.
 
@@ -74,10 +80,11 @@ def labelled_records(
         name: a key of `FORMATS`; None reads a table, whose kind is detected from contents and
             suffix.
         beside: the contents of the file that belongs to it, if the format has one.
+        header, quotes: how a table is read, as in `table_rows`.
     Raises: ConfigError for an unknown name; CorpusError for a file that is not of that format.
     """
     if name is None:
-        rows = table_rows(data, source, keep=True)
+        rows = table_rows(data, source, keep=True, header=header, quotes=quotes)
         first = next((row for row in rows if not isinstance(row, Unread)), None)
         if first is not None:
             if len(rows) == 1:

@@ -7,7 +7,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -24,6 +24,10 @@ LONGEST_ROW = 1 << 24
 DIVIDERS = {"csv": ",", "tsv": "\t"}
 _OTHER_DIVIDERS = ",;\t|"
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
+
+
+Quotes = Literal["csv", "literal"]
+"""Whether quotes enclose cells, as RFC 4180 has it, or are part of the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,12 @@ class TextTable:
     """
 
     def __init__(
-        self, stream: Stream, source: str, columns: Sequence[str] = (), line: int = 1
+        self,
+        stream: Stream,
+        source: str,
+        columns: Sequence[str] = (),
+        line: int = 1,
+        quotes: Quotes | None = None,
     ) -> None:
         """Read the header, which is the first line that is not blank.
 
@@ -60,16 +69,18 @@ class TextTable:
             source: names the file; its suffix distinguishes CSV from TSV.
             columns: the header's names, if the stream begins after it.
             line: the number of the stream's first line.
+            quotes: how quotes are read; None follows the suffix.
         Raises: CorpusError if the header cannot be read or has a name twice.
         """
         csv.field_size_limit(2**31 - 1)  # the default, 131,072, is too short for long passages
         self._source, self._suffix = source, files.suffixes(source)[0]
         self._divider = DIVIDERS[self._suffix]
         self._lines = _Lines(stream, line)
+        literal = self._suffix == "tsv" if quotes is None else quotes == "literal"
         self._reader = (
-            csv.reader(self._lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-            if self._suffix == "tsv"
-            else csv.reader(self._lines, strict=True)
+            csv.reader(self._lines, delimiter=self._divider, quoting=csv.QUOTE_NONE)
+            if literal
+            else csv.reader(self._lines, delimiter=self._divider, strict=True)
         )
         self.columns = tuple(columns)
         self.header_bytes = 0
@@ -300,7 +311,14 @@ def _names_of(feature: Any) -> list[str] | None:
     return feature["names"] if feature.get("_type") == "ClassLabel" else None
 
 
-def table_rows(data: bytes, source: str, *, keep: bool = False) -> Sequence[Any]:
+def table_rows(
+    data: bytes,
+    source: str,
+    *,
+    keep: bool = False,
+    header: bool = True,
+    quotes: Quotes | None = None,
+) -> Sequence[Any]:
     """Return the rows of a CSV, TSV, JSON or Parquet file, each with its values by column. The
     format is detected from the contents, or else from the name.
 
@@ -308,6 +326,9 @@ def table_rows(data: bytes, source: str, *, keep: bool = False) -> Sequence[Any]
         data: the file's contents, decompressed.
         source: the file's name.
         keep: whether to return an `Unread` in place of a row that cannot be read.
+        header: whether the first line of a CSV or TSV file names its columns; otherwise they are
+            `0`, `1`, ….
+        quotes: how quotes are read in a CSV or TSV file; None follows its suffix.
     Raises: CorpusError naming the file if it cannot be read; for a bad row only unless `keep`.
     """
     head = data[:HEAD_BYTES]
@@ -324,7 +345,15 @@ def table_rows(data: bytes, source: str, *, keep: bool = False) -> Sequence[Any]
             f"{source}: wanted .csv, .tsv, .jsonl, .json or .parquet, also compressed, got "
             f".{suffix}: {do or 'convert or rename it'}, or give the format of a published set"
         )
-    table = TextTable(io.BytesIO(data), source)
+    columns: Sequence[str] = ()
+    if not header:
+        # As many columns as the first row has.
+        lines = TextTable(io.BytesIO(data), source, [""], quotes=quotes).rows()
+        first = next((row for row in lines if row.cells), None)
+        if first is None:
+            return []
+        columns = [str(place) for place in range(len(first.cells))]
+    table = TextTable(io.BytesIO(data), source, columns, quotes=quotes)
     rows: list[Any] = []
     for row in table.rows():
         if row.fault and keep:

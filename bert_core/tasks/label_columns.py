@@ -109,6 +109,20 @@ def _check_present(records: Sequence[Row], source: str, field: str, names: Seque
             )
 
 
+def with_lists(of_file: LabelledFile, column: str, separator: str) -> LabelledFile:
+    """Return the file with a list in place of each text in a column: its parts between separators,
+    without white space at their ends; none for an empty text."""
+    records: list[Row] = []
+    for record in of_file.records:
+        cell = record.get(column)
+        if isinstance(cell, str):
+            parts = [part.strip() for part in cell.split(separator)] if cell.strip() else []
+            records.append(ChainMap({column: parts}, cast("dict[str, Any]", record)))
+        else:
+            records.append(record)
+    return replace(of_file, records=records)
+
+
 def column_per_label(target: type) -> str | None:
     """Return the field of a target that may be given as a column per label; None if it has
     none."""

@@ -139,7 +139,7 @@ def read_records(
     forms = in_order(getattr(shapes[1], "forms", ()), named)
     check_forms(records, forms, column_of, source, setting)
     of_forms = {name for form in forms for name in form}
-    labels, several = _labels_in(shapes[1]), one_or_more(shapes[1])
+    labels, several = label_fields(shapes[1]), one_or_more(shapes[1])
     types = [
         _types([record.get(column_of[name]) for record in records], column_of[name], source)
         for name in sorted(labels & column_of.keys())
@@ -245,10 +245,15 @@ def _misfit(cell: Any, hint: Any, column: str, record: Row, *, is_blank: bool) -
             "split with labels"
         )
     there_are = ", ".join(map(str, record))
+    if isinstance(cell, str) and hint == list[str]:
+        return (
+            f"{wanted}; there are: {there_are}: correct the row, name the right column, or give "
+            "the label_separator of labels in a cell"
+        )
     return f"{wanted}; there are: {there_are}: correct the row, or name the right column"
 
 
-def _labels_in(target: type) -> Set[str]:
+def label_fields(target: type) -> Set[str]:
     """Return the fields of a target that hold the names of classes."""
     hints = get_type_hints(target, include_extras=True)
     return {name for name, hint in hints.items() if _OF_CLASS in _metadata(hint)}

@@ -3,8 +3,7 @@
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -12,24 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bert_core import files
 from bert_core.data.labelled_formats import FORMATS, LabelledFile, labelled_records
-from bert_core.data.positions import in_characters
-from bert_core.data.tables import with_classes
+from bert_core.data.tables import Quotes, with_classes
 from bert_core.errors import ConfigError, CorpusError, InputError
-from bert_core.tasks.annotators import (
-    EACH,
-    MAJORITY,
-    agreement,
-    items_of,
-    names_of,
-    taken_of,
-)
-from bert_core.tasks.label_columns import holds_ticks, with_names
-from bert_core.tasks.row_forms import with_other_names
+from bert_core.tasks.label_columns import holds_ticks, with_lists, with_names
 from bert_core.tasks.shapes import (
     BadRow,
     LabelledRows,
     Row,
     kinds_of_bad,
+    label_fields,
     labelled,
     read_records,
     told_of,
@@ -37,6 +27,15 @@ from bert_core.tasks.shapes import (
 )
 from bert_core.wording import as_json
 from pipelines.corpus import docstrings, hub
+from pipelines.corpus.annotated import (
+    Checked,
+    in_characters,
+    label_names,
+    named,
+    of_annotators,
+    of_names,
+    say_unused,
+)
 from pipelines.corpus.config import DOCSTRINGS
 from pipelines.corpus.retrieval_sets import (
     RetrievalFiles,
@@ -44,7 +43,7 @@ from pipelines.corpus.retrieval_sets import (
     retrieval_files,
 )
 from pipelines.runtime.progress import counted, say
-from pipelines.runtime.stage_config import INPUT_OR_WORD
+from pipelines.runtime.stage_config import INPUT, INPUT_OR_WORD
 from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:
@@ -55,14 +54,10 @@ Split = Literal["train", "held_out"]
 BadRows = Literal["refuse", "skip"]
 Columns = Mapping[str, list[str] | str]
 """Field of a task → its column, or the names of its labels."""
-Checked = Callable[[Sequence[Row]], list[Row | InputError]]
-"""`Task.checked` with the task's options."""
 Found = dict[str, tuple[LabelledFile, list[BadRow]]]
 """Path → its records, and the rows that cannot be read."""
 BAD, STRIPPED = "rows_left_out_as_bad", "labels_with_spaces_removed"
 TYPES = "labels_of_several_types"
-AGREEMENT = "agreement_of_annotators"
-SHOWN_NAMES = 10
 """Remarks: how many rows were skipped, how many labels had white space at their ends, and types of
 labels that are all read as text."""
 SPLITS_FOR: dict[Split, tuple[str, ...]] = {"train": ("train",), "held_out": ("test", "validation")}
@@ -85,13 +80,22 @@ class LabelledConfig:
     .jsonl, .json or .parquet."""
     columns: dict[str, list[str] | str] = field(default_factory=dict)
     """Field of the task → its column, if that has another name:
-    `{text = "sentence1", text_pair = "sentence2"}`. For a column per label, which holds 0 or 1, or
+    `{text = "sentence1", text_pair = "sentence2"}`; the numbers of columns, from 0, if a CSV or TSV
+    file has no header: `{text = "0", label = "1"}`. For a column per label, which holds 0 or 1, or
     for lists of these, the names of all labels in order: `{labels = ["toxic", "insult"]}`. By
     default as in training, if the file has these columns."""
     bad_rows: BadRows = "refuse"
     """How to treat rows that do not fit the task, such as broken lines and rows without a label
     or with one that the model does not know: `refuse` them all in one message, or `skip` them,
     counted by what is wrong with them."""
+    label_separator: str | None = None
+    """What separates several labels in a cell of a table, such as "," or ";"; by default such
+    labels are lists."""
+    label_names: str = field(default="", metadata=INPUT)
+    """A file with the name of a label per line, if the rows have their numbers, from 0."""
+    quotes: Quotes | None = None
+    """How quotes in a CSV or TSV file are read: as RFC 4180 has it (`csv`), or as text
+    (`literal`); by default `csv` for .csv, and `literal` for .tsv, as in GLUE."""
     annotators: str | None = None
     """Whose labels to take where several annotators labelled the same text: `each` as a row, what
     the `majority` of them says, or the name of one. Must be given if a text has several."""
@@ -188,6 +192,7 @@ def labelled_rows(
     if (retrieval := retrieval_files_of(config, split)) is not None:
         return _pairs_of(retrieval, config, split, shapes[0], checked)
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
+    names_of_labels = label_names(config.label_names)
     if config.source != DOCSTRINGS and paths != [config.source]:
         names = [path.rpartition("/")[2] for path in paths]
         more = f" and {len(names) - 3:,} more files" if len(names) > 3 else ""
@@ -209,12 +214,21 @@ def labelled_rows(
                 columns[name] = column
             else:
                 of_file = with_names(of_file, path, shapes[1], name, column, setting)
-        of_file = _in_characters(of_file, path, shapes, columns)
+        if config.label_separator:
+            for name in label_fields(shapes[1]):
+                of_file = with_lists(of_file, columns.get(name, name), config.label_separator)
+        of_file = in_characters(of_file, path, shapes, columns)
         found[path], columns_of[path] = (of_file, _unread(of_file, path)), columns
         if of_file.unread and not of_file.records:
             raise CorpusError(f"{told_of(found[path][1], of_file.rows)}: none is left")
-    found, agreed = _of_annotators(found, columns_of, config)
-    _say_unused(config.source, (of_file for of_file, _ in found.values()))
+    taken, agreed = of_annotators(
+        {path: of_file for path, (of_file, _) in found.items()},
+        columns_of,
+        config.source,
+        config.annotators,
+    )
+    found = {path: (taken[path], unread) for path, (_, unread) in found.items()}
+    say_unused(config.source, taken.values())
     some = {path: both for path, both in found.items() if both[0].records or both[0].unread}
     found = some or found  # without files of which every row is left out
     paths = [*found]
@@ -228,7 +242,9 @@ def labelled_rows(
             unread,
             partial(
                 read_records,
-                with_classes(of_file.records, classes),
+                with_classes(
+                    of_file.records, named(classes, names_of_labels, shapes[1], columns_of[path])
+                ),
                 shapes,
                 columns_of[path],
                 path,
@@ -238,6 +254,8 @@ def labelled_rows(
         )
         for path, (of_file, unread) in found.items()
     }
+    if names_of_labels:
+        checked = of_names(names_of_labels, label_fields(shapes[1]), config.label_names, checked)
     rows, bad = _checked(read, config.source, checked)
     total = len(rows) + len(bad)
     if bad and config.bad_rows == "refuse":
@@ -376,95 +394,15 @@ def _read(path: str, config: LabelledConfig) -> LabelledFile:
             "leave the file out"
         )
     text = None if beside is None else files.read_contents(beside)
-    found = labelled_records(files.read_contents(path), path, config.format, text)
+    # No column of a file with a header is called by a number.
+    given = [column for column in config.columns.values() if isinstance(column, str)]
+    header = not given or not all(column.isdecimal() for column in given)
+    data = files.read_contents(path)
+    found = labelled_records(data, path, config.format, text, header=header, quotes=config.quotes)
     if found.comments:
         told = f"{counted(len(found.comments), 'comment')} ({found.comments[0][:60]}, …)"
         say(f"{path}: passed over {told}")
     return found
-
-
-def _say_unused(source: str, found: Iterable[LabelledFile]) -> None:
-    """Report the rows that their tool says not to use, and what no task reads."""
-    left_out, unused = Counter[str](), Counter[str]()
-    for of_file in found:
-        left_out.update(of_file.left_out)
-        unused.update(of_file.unused)
-    if left_out:
-        told = ", ".join(f"{count:,} {why}" for why, count in left_out.items())
-        say(f"{source}: left out {counted(left_out.total(), 'row')}: {told}")
-    if unused:
-        told = ", ".join(f"{count:,} {what}" for what, count in unused.items())
-        say(f"{source}: not used: {told}")
-
-
-def _of_annotators(
-    found: Found, columns_of: Mapping[str, Mapping[str, str]], config: LabelledConfig
-) -> tuple[Found, "Remarks"]:
-    """Return the files with the records of the annotators that `config` chooses, and a remark on
-    how far they agree.
-
-    Raises: ConfigError if several labelled the same text and none are chosen, or the one that is
-        chosen labelled nothing.
-    """
-    records = [record for of_file, _ in found.values() for record in of_file.records]
-    texts = [
-        f"{record.get(columns_of[path].get('text', 'text'))}"
-        for path, (of_file, _) in found.items()
-        for record in of_file.records
-    ]
-    items, names, choice = items_of(records, texts), names_of(records), config.annotators
-    if items and choice is None:
-        raise ConfigError(
-            f"{config.source}: wanted to know whose labels to take, since {len(items):,} texts are "
-            f"labelled by several of {', '.join(names[:SHOWN_NAMES])}: set annotators beside the "
-            f'source to "{EACH}", "{MAJORITY}", or the name of one'
-        )
-    if choice not in (None, EACH, MAJORITY, *names):
-        raise ConfigError(
-            f"annotators: wanted {EACH}, {MAJORITY} or the name of one who labelled "
-            f"{config.source} ({', '.join(names[:SHOWN_NAMES]) or 'it names nobody'}), got {choice}"
-        )
-    agreed: Remarks = {}
-    if items:
-        agreed[AGREEMENT] = agreement(records, items, texts)
-    if choice is None:
-        return found, agreed
-    taken = taken_of(records, items, choice)
-    rest = iter(taken.records)
-    chosen: Found = {}
-    for path, (of_file, unread) in found.items():
-        kept = [
-            (number, record)
-            for number, record in zip(of_file.numbers, rest, strict=False)
-            if record is not None
-        ]
-        chosen[path] = (
-            replace(
-                of_file,
-                records=[record for _, record in kept],
-                numbers=[number for number, _ in kept],
-                left_out=Counter(of_file.left_out) + (Counter() if chosen else taken.left_out),
-            ),
-            unread,
-        )
-    return chosen, agreed
-
-
-def _in_characters(
-    of_file: LabelledFile, path: str, shapes: tuple[type, type], columns: Mapping[str, str]
-) -> LabelledFile:
-    """Return the file with its spans, if the shapes have spans, at positions of characters."""
-    if "spans" not in {field.name for field in fields(shapes[1])} or not of_file.records:
-        return of_file
-    column_of = {"text": "text", "spans": "spans"}
-    column_of |= with_other_names(columns, shapes, of_file.records)
-    records, unit = in_characters(of_file.records, column_of["text"], column_of["spans"])
-    if unit != "characters":
-        say(
-            f"{path}: its positions count {unit}, as the spans' own texts say: they are converted "
-            "to positions of characters"
-        )
-    return replace(of_file, records=records)
 
 
 def _unread(of_file: LabelledFile, path: str) -> list[BadRow]:
@@ -539,7 +477,7 @@ def labelled_input(name: str, config: LabelledConfig, split: Split) -> DatasetIn
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
     texts = (_beside(path, config.format) for path in paths)
     read = [*paths, *(text for text in texts if text is not None and files.exists(text))]
-    digests = [files.sha256_of(path) for path in read]
+    digests = [files.sha256_of(path) for path in [*read, *filter(None, [config.label_names])]]
     if classes:
         digests.append(hashlib.sha256(json.dumps(sorted(classes.items())).encode()).hexdigest())
     digest = digests[0]
