@@ -33,6 +33,7 @@ from tracking.models.hub import origin
 from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:
+    from bert_core.bundle.format import Bundle
     from bert_core.bundle.layout import Execution
     from bert_core.inference.predictor import Predictor
     from bert_core.scores import Backend
@@ -50,6 +51,13 @@ class ExportConfig(StageConfig):
     model: str = field(metadata=INPUT)
     """Bundle with weights: a folder, a URI, models:/name@alias, or owner/name of the Hugging Face
     hub."""
+    adapter: str | None = field(default=None, metadata=INPUT)
+    """Folder of an adapter of the model (LoRA) that peft wrote, to merge into its weights first."""
+    adapter_labels: tuple[str, ...] = ()
+    """Names of the labels of the adapter's head, in their order, which its folder does not say; by
+    default those of the model, or transformers' LABEL_0, LABEL_1, …"""
+    weights: bool = False
+    """Write the merged weights rather than a graph: a bundle for every command."""
     quantize: Quantized | None = None
     """`int8` computes matrix products in 8 bits; `bf16` keeps the graph in fp32, to be run in
     bfloat16 by OpenVINO; unset is fp32."""
@@ -71,6 +79,16 @@ class ExportConfig(StageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.adapter_labels and self.adapter is None:
+            raise ConfigError(
+                f"adapter_labels: wanted none without adapter, got {', '.join(self.adapter_labels)}"
+                ": give the adapter, or leave them out"
+            )
+        if self.weights and (self.adapter is None or self.quantize or self.held_out):
+            raise ConfigError(
+                "weights: wanted an adapter to merge, and neither quantize nor held_out, which are "
+                "about graphs: give --adapter alone, and evaluate what is written"
+            )
         if self.quantize is not None and self.held_out is None:
             raise ConfigError(
                 "held_out: wanted labelled rows that were not used to select the model, to measure "
@@ -114,6 +132,35 @@ class ExportCounts(Counts):
 
 def run(config: ExportConfig) -> Manifest:
     """Write the bundle with a graph, unless the metric drops by more than `max_drop`."""
+    if not config.weights:
+        _check_installed(config)
+    folder, model = bundle_input(config, config.model)
+    inputs = [model]
+    if config.adapter is not None:
+        inputs.append(adapter_input(config.adapter))
+    if config.held_out is not None:
+        inputs.append(labelled_input(HELD_OUT, config.held_out, HELD_OUT))
+    if config.calibration is not None:
+        inputs.append(labelled_input(CALIBRATION, config.calibration, "train"))
+    work = _write_merged if config.weights else _export
+    return run_stage("export", config, inputs, partial(work, config, folder, inputs))
+
+
+def adapter_input(folder: str) -> DatasetInput:
+    """Return an adapter as an input. Raises: ConfigError if there is no such folder; FormatError if
+    it cannot be read."""
+    from bert_core.bundle.adapters import CONFIG, read_adapter
+
+    if not Path(folder, CONFIG).is_file():
+        raise ConfigError(
+            f"adapter: wanted a folder on this machine with {CONFIG}, as peft's save_pretrained "
+            f"writes it, got {folder}: download it first"
+        )
+    return DatasetInput("adapter", read_adapter(folder).digest, folder)
+
+
+def _check_installed(config: ExportConfig) -> None:
+    """Raise ResourceError if a package that the graph needs is not installed."""
     from bert_core.inference.engines.base import check_installed
     from bert_core.inference.export import EXPORTING
 
@@ -121,13 +168,53 @@ def run(config: ExportConfig) -> Manifest:
     check_installed(
         (_deciding(config.quantize).engine,), f"an export in {config.quantize or 'fp32'}"
     )
-    folder, model = bundle_input(config, config.model)
-    inputs = [model]
-    if config.held_out is not None:
-        inputs.append(labelled_input(HELD_OUT, config.held_out, HELD_OUT))
-    if config.calibration is not None:
-        inputs.append(labelled_input(CALIBRATION, config.calibration, "train"))
-    return run_stage("export", config, inputs, partial(_export, config, folder, inputs))
+
+
+def _merged(config: ExportConfig, folder: Path) -> "Path | Bundle":
+    """Return what to export: the bundle's folder, or the bundle with the adapter merged in."""
+    if config.adapter is None:
+        return folder
+    from bert_core.bundle.adapters import merged
+    from bert_core.bundle.format import load_bundle
+
+    say(
+        "export: the rows that the adapter was trained on are not known, so none of them are left "
+        "out or reported as seen"
+    )
+    return merged(load_bundle(folder), config.adapter, config.adapter_labels)
+
+
+def _write_merged(
+    config: ExportConfig, folder: Path, inputs: list[DatasetInput], digest: str
+) -> Result:
+    from bert_core.bundle.format import About, load_bundle
+    from bert_core.bundle.writing import save_bundle
+    from bert_core.inference.predictor import Predictor
+
+    base = load_bundle(folder)
+    predictor = Predictor(
+        _merged(config, folder), device="cpu", task=config.task, options=config.options
+    )
+    local = config.local_folder / BUNDLE
+    shutil.rmtree(local, ignore_errors=True)
+    lineage = {
+        "stage": "export",
+        "data": _data(config, inputs, None),
+        "parent": base.digest,
+        "parent_lineage": base.lineage | origin(folder),
+        **recipe(config, digest),
+    }
+    about = About(task=predictor.task, lineage=lineage, trained_rows=base.trained_rows)
+    save_bundle(local, predictor.model, base.tokenizer, about)
+    size_bytes = 4 * sum(tensor.numel() for tensor in predictor.model.parameters())
+    counts = ExportCounts(
+        size_bytes=size_bytes,
+        fp32_bytes=size_bytes,
+        largest_difference=0.0,
+        runs=[str(predictor.execution)],
+        measured={},
+    )
+    return Result(outputs=bundle_outputs(config), counts=counts)
 
 
 def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], digest: str) -> Result:
@@ -136,7 +223,7 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
     from bert_core.inference.predictor import Predictor
 
     predictor = Predictor(
-        folder,
+        _merged(config, folder),
         device="cpu",
         threads=config.threads_per_worker,
         task=config.task,
@@ -293,6 +380,8 @@ def _data(
     """Return the held-out rows and the calibration rows, for the lineage."""
     digests = {item.name: item.digest for item in inputs}
     data: list[dict[str, Any]] = []
+    if config.adapter is not None:
+        data.append({"name": "adapter", "source": without_secrets(config.adapter)})
     if config.held_out is not None:
         data.append({"name": HELD_OUT, "source": without_secrets(config.held_out.source)})
     if calibrated_on is not None:

@@ -16,9 +16,10 @@ from bert_core.tasks.text_classification import TextClassification
 from pipelines import evaluate, export, predict, publish
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
-from pipelines.export import ExportConfig, check_drop
+from pipelines.export import ExportConfig, adapter_input, check_drop
 from pipelines.predict import PredictConfig
 from pipelines.publish import PublishConfig
+from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -296,3 +297,59 @@ def test_a_fine_tuned_model_is_exported_once_by_rows_that_it_has_not_seen(
 def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ExportConfig(output="out", model="model", **changes)
+
+
+@pytest.mark.guard
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_an_adapter_is_merged_into_a_bundle_that_answers_as_peft_does(tmp_path: Path) -> None:
+    import torch
+    from peft import LoraConfig, TaskType, get_peft_model
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from bert_core.bundle.format import load_bundle
+    from bert_core.inference.predictor import Predictor
+
+    base = tiny.bundle(tmp_path / "base", tiny.tokenizer(), task=TextClassification(["a", "b"]))
+    plain = AutoModelForSequenceClassification.from_pretrained(base)
+    lora = LoraConfig(
+        task_type=TaskType.SEQ_CLS, target_modules=["query", "value"], init_lora_weights=False
+    )
+    model = get_peft_model(plain, lora).eval()
+    model.save_pretrained(str(tmp_path / "lora"))
+    config = ExportConfig(
+        output=str(tmp_path / "out"), model=str(base), adapter=str(tmp_path / "lora"),
+        adapter_labels=("ham", "spam"), weights=True, num_workers=0,
+        tracking_uri=f"sqlite:///{tmp_path}/mlflow.db",
+    )  # fmt: skip
+    manifest = export.run(config)
+    assert {*manifest.inputs} == {"model", "adapter"}
+    bundle = load_bundle(tmp_path / "out" / "bundle")
+    assert bundle.lineage["parent"] == load_bundle(base).digest
+    assert [each["name"] for each in bundle.lineage["data"]] == ["adapter"]
+    texts = ["the sea is blue", "a tree"]
+    tokens = AutoTokenizer.from_pretrained(base)(texts, padding=True, return_tensors="pt")
+    theirs = model(**tokens).logits.softmax(-1)[:, 1]
+    answers = Predictor(tmp_path / "out", device="cpu").predict(texts)
+    ours = [next(e["score"] for e in answer if e["label"] == "spam") for answer in answers]
+    torch.testing.assert_close(torch.tensor(ours), theirs.detach(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"adapter_labels": ("a", "b")}, "adapter_labels: wanted none without adapter, got a, b"),
+        ({"weights": True}, "weights: wanted an adapter to merge, and neither quantize nor held"),
+    ],
+)
+def test_settings_of_adapters_without_an_adapter_are_refused(
+    changes: dict[str, Any], wanted: str
+) -> None:
+    with pytest.raises(ConfigError, match=wanted):
+        ExportConfig(output="out", model="model", **changes)
+
+
+def test_an_adapter_that_is_not_there_is_told_before_the_export(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"adapter: wanted a folder on this machine with adapter_"
+    ):
+        adapter_input(str(tmp_path))
