@@ -27,47 +27,51 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*[a-z]")
 
 def texts_of(path: Path) -> Iterator[str]:
     """The strings of a module but for docstrings, with … for what is filled in."""
-    tree = ast.parse(path.read_text())
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
-             for part in node.values}  # fmt: skip
-    notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
+    apart = set[int]()  # docstrings, and the parts of strings with something filled in
+    for node in ast.walk(ast.parse(path.read_text())):  # parents first
+        if isinstance(node, ast.Expr):
+            apart.add(id(node.value))
+        elif isinstance(node, ast.JoinedStr):
+            apart.update(map(id, node.values))
             yield "".join(
                 str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
             )
-        elif isinstance(node, ast.Constant) and id(node) not in parts | notes:
+        elif isinstance(node, ast.Constant) and id(node) not in apart:
             yield str(node.value)
 
 
-TEXTS = {
-    text
-    for package in ("bert_core", "tracking", "pipelines", "raybert", "serve")
-    for path in (ROOT / package).rglob("*.py")
-    for text in texts_of(path)
-}
-TOLD = sorted({command for text in TEXTS for command in COMMAND.findall(text)})
-OTHERS = sorted(
-    {
-        found[1] or found[2]
-        for text in TEXTS
-        for found in PROGRAM.finditer(text)
-        if not (found[1] or found[2]).startswith("raybert")
-    }
-)
+# NOTE: what is read here is read in the tests, by one process; cases of their own would have every
+# process of a run read all modules while it collects.
+@cache
+def texts() -> frozenset[str]:
+    packages = ("bert_core", "tracking", "pipelines", "raybert", "serve")
+    paths = (path for package in packages for path in (ROOT / package).rglob("*.py"))
+    return frozenset(text for path in paths for text in texts_of(path))
 
 
-@pytest.mark.parametrize("command", TOLD)
-def test_a_command_that_the_code_names_exists_with_its_options(command: str) -> None:
-    word, *rest = command.split()
-    assert word in ALL
-    options = {part.partition("=")[0] for part in rest if part.startswith("--")}
-    known = {name for each in parser_for(word)._actions for name in each.option_strings}
-    assert options <= known
+def commands() -> set[str]:
+    """What follows `raybert` in them."""
+    return {command for text in texts() for command in COMMAND.findall(text)}
 
 
-def test_commands_are_found() -> None:
-    assert {"finetune", "list tasks", "publish --hub owner/name"} <= {*TOLD}
+def commands_of_others() -> set[str]:
+    found = {match[1] or match[2] for text in texts() for match in PROGRAM.finditer(text)}
+    return {command for command in found if not command.startswith("raybert")}
+
+
+@cache
+def options_of(word: str) -> frozenset[str]:
+    return frozenset(name for each in parser_for(word)._actions for name in each.option_strings)
+
+
+def test_a_command_that_the_code_names_exists_with_its_options() -> None:
+    told = commands()
+    assert {"finetune", "list tasks", "publish --hub owner/name"} <= told
+    for command in told:
+        word, *rest = command.split()
+        assert word in ALL, command
+        options = {part.partition("=")[0] for part in rest if part.startswith("--")}
+        assert options <= options_of(word), command
 
 
 # Programs of others that messages name → where their command line is, as click has it.
@@ -122,13 +126,11 @@ def check_pip(words: list[str]) -> None:
             assert Requirement(word).name in pinned, "which is how it is tested here"
 
 
-@pytest.mark.parametrize("command", OTHERS)
-def test_a_command_of_another_program_exists_with_its_options(command: str, tmp_path: Path) -> None:
+def check_other(command: str, tmp_path: Path) -> None:
     words = shlex.split(command)
     if "=" in words[0]:
         words = words[1:]
-    system = next((help_ for start, help_ in SYSTEM.items() if command.startswith(start)), None)
-    if command.startswith(RUN) or words == ["…", "--help"]:
+    if command.startswith((*RUN, *SYSTEM)) or words == ["…", "--help"]:
         return
     if words[0] in CLICK:
         check_click(words)
@@ -139,21 +141,32 @@ def test_a_command_of_another_program_exists_with_its_options(command: str, tmp_
         path.touch(0o644)
         subprocess.run([*words[:2], path], check=True)
         assert path.stat().st_mode & 0o777 == 0o600
-    elif system is not None:
-        if shutil.which(words[0]) is None:
-            pytest.skip(f"there is no {words[0]} here")
-        told = subprocess.run([words[0], "--help"], capture_output=True, text=True, check=True)
-        assert system in told.stdout
     else:
-        assert words[0] == "list", "a command that no test knows: check it here, or run it"
+        assert words[0] == "list", f"no test knows `{command}`: check it here, or run it"
         assert "list" in ALL
 
 
+def test_a_command_of_another_program_exists_with_its_options(tmp_path: Path) -> None:
+    others = commands_of_others()
+    assert {"ray get-auth-token --generate", "hf auth login", "chmod 600 …"} <= others
+    assert any(command.startswith("pip install --constraint") for command in others)
+    for command in others:
+        check_other(command, tmp_path)
+
+
+@pytest.mark.parametrize("command", SYSTEM)
+def test_a_command_of_the_system_exists_with_its_options(command: str) -> None:
+    assert any(other.startswith(command) for other in commands_of_others())
+    program = command.split()[0]
+    if shutil.which(program) is None:
+        pytest.skip(f"there is no {program} here")
+    told = subprocess.run([program, "--help"], capture_output=True, text=True, check=True)
+    assert SYSTEM[command] in told.stdout
+
+
 def test_every_option_that_a_message_names_is_one_of_a_command() -> None:
-    known = {
-        name for word in ALL for each in parser_for(word)._actions for name in each.option_strings
-    }
-    for text in TEXTS:
+    known = {name for word in ALL for name in options_of(word)}
+    for text in texts():
         apart = PROGRAM.sub("", text) if " " in text else ""  # a program's argument, otherwise
         for option in OPTION.findall(apart):
             keys = any(
@@ -165,8 +178,3 @@ def test_every_option_that_a_message_names_is_one_of_a_command() -> None:
     for option, program in OPTIONS_OF.items():
         if program.split()[0] in CLICK:
             check_click([*program.split(), option])
-
-
-def test_commands_of_other_programs_are_found() -> None:
-    assert {"ray get-auth-token --generate", "hf auth login", "chmod 600 …"} <= {*OTHERS}
-    assert any(command.startswith("pip install --constraint") for command in OTHERS)

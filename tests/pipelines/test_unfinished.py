@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 
 from bert_core.errors import ConfigError, CorpusError, FormatError
@@ -218,6 +217,8 @@ def test_a_refused_start_is_no_run(stage: str, finetuned: Any, tmp_path: Path) -
     config = configured(finetuned, run)
     with pytest.raises((ConfigError, CorpusError)):
         module.run(config)
+    import mlflow
+
     client = mlflow.MlflowClient(finetuned.tracking_uri)
     experiment = client.get_experiment_by_name(f"refused {stage}")
     assert experiment is None or client.search_runs([experiment.experiment_id]) == []
