@@ -52,7 +52,13 @@ def run_tasks(
     if config.num_workers == 0:
         for index, item in enumerate(items):
             yield index, json.loads(json.dumps(work(item)))
-        return
+    else:
+        yield from _run_on_ray(work, items, config, use_gpu)
+
+
+def _run_on_ray(
+    work: Callable[[Item], Any], items: Sequence[Item], config: StageConfig, use_gpu: bool
+) -> Iterator[tuple[int, Any]]:
     cluster.connect(
         address=config.address,
         num_cpus=config.cpus,

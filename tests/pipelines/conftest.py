@@ -159,6 +159,19 @@ class Small:
         )
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forked here, instead of started by Ray, which takes ten times as long: for tests
+    of what workers do, not of how they are started, lost and replaced."""
+    import pipelines.training.worker  # noqa: F401  # once, and not in a test's own time
+    from pipelines.runtime import distribute
+    from pipelines.training import driver
+    from tests import ranks
+
+    monkeypatch.setattr(driver, "_fit_on_ray", ranks.fit_on_ranks)
+    monkeypatch.setattr(distribute, "_run_on_ray", ranks.run_on_processes)
+
+
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
     """Let no other process in before this one is out, or has died."""

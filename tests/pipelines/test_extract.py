@@ -153,7 +153,7 @@ def test_a_minimum_score_leaves_out_less_certain_answers(config: ExtractConfig) 
     assert len(scores) > sum(len(record["people"]) for record in records_of(sure)) > 0
 
 
-@pytest.mark.usefixtures("documents", "local_ray")
+@pytest.mark.usefixtures("documents", "forked")
 def test_workers_and_tables_change_nothing(config: ExtractConfig, tmp_path: Path) -> None:
     extract.run(config)
     pq.write_table(

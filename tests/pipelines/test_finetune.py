@@ -177,7 +177,7 @@ def test_rows_of_one_passage_are_all_trained_on_or_all_select() -> None:
         divided(rows, one_passage, SelectionConfig(share=0.25))
 
 
-@pytest.mark.usefixtures("local_ray")
+@pytest.mark.usefixtures("forked")
 def test_two_workers_select_and_score_as_one_process_does(
     selecting: FinetuneConfig, tmp_path: Path
 ) -> None:
@@ -340,7 +340,7 @@ def test_an_evaluation_lists_the_worst_errors(evaluated: Any, tmp_path: Path) ->
     ]
 
 
-@pytest.mark.usefixtures("local_ray")
+@pytest.mark.usefixtures("forked")
 def test_evaluation_on_workers_is_the_same(evaluated: Any, tmp_path: Path) -> None:
     evaluate.run(replace(evaluated.evaluate(tmp_path / "two"), num_workers=2))
     two, none = (

@@ -80,7 +80,7 @@ def test_lines_come_back_in_order_with_their_columns_and_an_answer(
         assert [one["label"] for one in row["answer"]] == [one["label"] for one in answer]
 
 
-@pytest.mark.usefixtures("local_ray")
+@pytest.mark.usefixtures("forked")
 def test_tables_keep_their_types_and_workers_change_nothing(
     config: PredictConfig, answers: list[Any], tmp_path: Path
 ) -> None:

@@ -63,7 +63,7 @@ def test_no_workers_and_one_worker_give_the_same_losses_and_weights(
     assert_equal_bits(weights(tmp_path / "one"), weights(pretrained.folder / "pretrain"))
 
 
-@pytest.mark.usefixtures("local_ray")
+@pytest.mark.usefixtures("forked")
 def test_workers_that_share_the_weights_train_as_one_process_does(
     prepared: Any, tmp_path: Path
 ) -> None:
@@ -112,11 +112,9 @@ def masked_later(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 def test_masks_drawn_at_training_time_are_the_same_for_any_number_of_workers(
-    prepared: Any, tmp_path: Path, masked_later: str, local_ray: None
+    prepared: Any, tmp_path: Path, masked_later: str, forked: None
 ) -> None:
     """As are the rows; and their number may change from one start to the next."""
-    from transformers import AutoModelForMaskedLM
-
     config = replace(prepared.pretrain(tmp_path / "0", steps=8), shards=masked_later)
     alone = replace(without_dropout(config), keep_checkpoints=9)
     two = replace(alone, output=str(tmp_path / "2"), num_workers=2)
@@ -129,8 +127,6 @@ def test_masks_drawn_at_training_time_are_the_same_for_any_number_of_workers(
     cut_back(tmp_path / "2", 4)
     pretrain.run(replace(two, num_workers=0))
     np.testing.assert_allclose(losses(tmp_path / "0"), losses(tmp_path / "2"), rtol=1e-4)
-    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "0" / "bundle")
-    assert sum(weight.numel() for weight in model.parameters()) > 1e5
 
 
 def test_rows_whose_label_nothing_learns_are_refused(prepared: Any, tmp_path: Path) -> None:

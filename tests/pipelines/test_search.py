@@ -72,7 +72,7 @@ def found_in(folder: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.usefixtures("local_ray")
+@pytest.mark.usefixtures("forked")
 def test_the_nearest_rows_are_found_with_their_columns(
     config: SearchConfig, rows: list[dict[str, Any]], pretrained: Any, monkeypatch: Any
 ) -> None:

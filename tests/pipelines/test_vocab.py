@@ -31,7 +31,7 @@ def test_a_fresh_process_with_two_workers_gives_the_same_bytes(
     assert len(digests(tmp_path / "vocab")) == 4
 
 
-@pytest.mark.usefixtures("local_ray")
+@pytest.mark.usefixtures("forked")
 def test_workers_change_nothing(prepared: Any, tmp_path: Path) -> None:
     vocab.run(replace(prepared.vocab(tmp_path / "vocab"), num_workers=2))
     assert digests(tmp_path / "vocab") == digests(prepared.folder / "vocab")

@@ -116,7 +116,7 @@ def test_every_byte_is_read_once(many: CorpusConfig) -> None:
     assert size_bytes <= read < size_bytes + MEGABYTE
 
 
-@pytest.mark.usefixtures("local_ray")
+@pytest.mark.usefixtures("forked")
 def test_workers_hash_what_is_more_than_a_second_takes(
     many: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +126,7 @@ def test_workers_hash_what_is_more_than_a_second_takes(
     there: list[str] = []
     read = bytes_read_by(lambda: there.append(digest_of(many, num_workers=2)))
     assert there == [here]
-    assert read < 50 * MEGABYTE  # Ray itself, where it is imported here
+    assert read < 50 * MEGABYTE
     corpus = list_corpus(many)
     (tmp_path / "2.txt").unlink()
     with pytest.raises(CorpusError, match=r"^\S+/2.txt: wanted the file that existed when the"):
