@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipelines.training.config import TrainingConfig
     from tracking.runs.goodput import Goodput
 
-PRELOADED = ["tests.tiny", "pipelines.training.worker", "pipelines.answering.predictors"]
+PRELOADED = ["tests.tiny", "ray", "pipelines.training.worker", "pipelines.answering.predictors"]
 """What ranks and workers import."""
 
 
