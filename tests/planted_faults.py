@@ -139,7 +139,7 @@ FAULTS = (
         "::test_a_rows_right_answers_are_not_its_negatives",
     ),
     _fault(
-        "order",
+        "order-of-workers",
         "Vectors of several workers are compared with labels in another order.",
         "bert_core/train/joint.py",
         "return [vectors[order] for vectors in self.vectors], {",
