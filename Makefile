@@ -14,6 +14,8 @@ UV := uv==0.13.9
 INSTALL := $(BIN)/$(if $(TORCH_BACKEND),uv pip install --torch-backend $(TORCH_BACKEND) \
 	--python $(BIN)/python,python -m pip install --no-compile)
 CUDA := .venv-cuda
+# Long tests wait for servers, Ray and clocks more than they compute: three processes for two cores.
+WAITING := -n $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 TEST := not guard and not drill and not matrix and not cluster and not fake_cuda
 # Where Python may not keep what it compiles, every process that a test starts compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,10 +36,10 @@ test: $(INSTALLED)  ## all tests but the long ones
 	$(BIN)/python -m pytest -m "$(TEST)"
 
 guard: $(INSTALLED)  ## the long tests that guard data and safety, which CI runs too
-	$(BIN)/python -m pytest -m guard
+	$(BIN)/python -m pytest $(WAITING) -m guard
 
 drill: $(INSTALLED)  ## all long tests, for every night and every release
-	$(BIN)/python -m pytest -m "guard or drill"
+	$(BIN)/python -m pytest $(WAITING) -m "guard or drill"
 
 check: $(INSTALLED)  ## test and drill in one go
 	$(BIN)/python -m pytest -m "not matrix and not cluster and not fake_cuda"

@@ -41,9 +41,11 @@ def local_ray() -> Iterator[None]:
     """One cluster of this test session on this machine, four CPUs whatever the machine has."""
     from pipelines.runtime import cluster
 
-    cluster.connect(address="local", num_cpus=4)
-    yield
-    cluster.disconnect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # reports wait for it
+        cluster.connect(address="local", num_cpus=4)
+        yield
+        cluster.disconnect()
 
 
 @dataclass

@@ -290,17 +290,22 @@ REFUSED: dict[str, bytes] = {
 """What follows the first headers of a request."""
 
 
-@pytest.mark.parametrize("what", REFUSED)
 def test_a_request_whose_end_is_in_doubt_is_refused_and_its_connection_closed(
-    together: Server, answers: dict[bytes, bytes], what: str
+    together: Server, answers: dict[bytes, bytes]
 ) -> None:
-    async def scenario() -> bytes:
-        async with wires(together.port, 1) as (wire,):
-            await wire.send(TYPED + REFUSED[what])
-            return await wire.until_closed()
+    asked = list(answers.items())
 
-    received = asyncio.run(scenario())
-    assert re.findall(rb"HTTP/1.1 (\d+)", received) in ([b"400"], [b"422"])
+    async def refused(place: int, what: str) -> None:
+        async with wires(together.port, 2) as (wire, other):
+            await wire.send(TYPED + REFUSED[what])
+            statuses = re.findall(rb"HTTP/1.1 (\d+)", await wire.until_closed())
+            assert statuses in ([b"400"], [b"422"]), what
+            assert await is_answered(other, *asked[place % len(asked)]), what
+
+    async def scenario() -> None:
+        await asyncio.gather(*(refused(place, what) for place, what in enumerate(REFUSED)))
+
+    asyncio.run(scenario())
 
 
 def test_a_length_that_is_too_small_yields_no_second_answer(

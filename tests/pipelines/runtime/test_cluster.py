@@ -219,6 +219,7 @@ def test_a_stage_joins_a_cluster_without_a_token_where_that_is_allowed(
     assert (tmp_path / "vocab" / "manifest.json").is_file()
 
 
+@pytest.mark.guard
 def test_a_stage_joins_a_cluster_with_its_token(head: Any, tmp_path: Path) -> None:
     done = head.raybert(*vocab_command(tmp_path), "--address", "auto")
     assert done.returncode == 0, done.stdout + done.stderr
