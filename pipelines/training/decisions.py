@@ -141,11 +141,13 @@ def _abstain_below(
     below = threshold_of_precision(confidence, is_right, precision)
     if below is None:
         return None, (
-            f"no score is right for {precision:g} of the {len(rows):,} selection rows that have it "
-            "or a higher one: the model never abstains"
+            f"of the {len(rows):,} selection rows, those with the highest scores are not answered "
+            f"rightly for {precision:.0%} either: the model never abstains"
         )
     share = float(np.mean(confidence >= below))
-    return below, f"it answers {share:.1%} of the selection rows, {precision:g} of them rightly"
+    return below, (
+        f"it answers {share:.1%} of the selection rows, at least {precision:.0%} of them rightly"
+    )
 
 
 def positive_label(task: "TextClassification") -> str:
