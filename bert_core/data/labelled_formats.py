@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bert_core.data.contents import HEAD_BYTES, check_is_itself
 from bert_core.data.json_rows import Unread
 from bert_core.data.labelled.brat import brat
-from bert_core.data.labelled.conll import conll, conllu
+from bert_core.data.labelled.conll import conll, conllu, cupt
 from bert_core.data.labelled.doccano import doccano
 from bert_core.data.labelled.label_studio import label_studio
 from bert_core.data.labelled.lines import (
@@ -222,6 +222,9 @@ FORMATS: dict[str, LabelledFormat] = {
         read=conllu,
         columns={"tokens": "form", "tags": "upos"},
         source="Universal Dependencies",
+    ),
+    "cupt": LabelledFormat(
+        read=cupt, columns={"tokens": "form", "tags": "mwe"}, source="PARSEME (CoNLL-U Plus)"
     ),
     "squad": LabelledFormat(read=squad, source="SQuAD 1.1 and 2.0"),
     "label_studio": LabelledFormat(read=label_studio, source="Label Studio (JSON, JSON-MIN)"),

@@ -5,13 +5,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from bert_core.data.json_rows import Unread
-from bert_core.data.labelled.lines import Comment, Line, lines_of
+from bert_core.data.labelled.lines import Comment, Line, Unused, lines_of
 from bert_core.data.tables import check_header, not_utf8_in
 from bert_core.errors import CorpusError
 
 CONLLU_COLUMNS = (
     "id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc",
 )  # fmt: skip
+OUTSIDE = "O"
+_EXPRESSIONS = "parseme:mwe"
 # Blanks and tabs separate columns, and nothing else does: a no-break space is part of a token.
 _BLANK = " \t\r"
 _BLANKS = re.compile(" +")
@@ -55,7 +57,8 @@ def conllu(data: bytes, source: str) -> list[Line]:
     """Read sentences of CoNLL-U by column name, without ranges (`1-2`) and empty nodes (`8.1`).
 
     CoNLL-U Plus names its columns in the first line (`# global.columns = ID FORM …`), in any order,
-    and may have no ids.
+    and may have no ids. An attribute of MISC (`Entity=B-PER|SpaceAfter=No`) is a column too,
+    `misc.entity`, with `O` for words without it.
     """
     lines = lines_of(data)
     named = _COLUMNS.match(lines[0])
@@ -75,7 +78,75 @@ def conllu(data: bytes, source: str) -> list[Line]:
             records.append(
                 {name: list(column) for name, column in zip(names, columns, strict=True)}
             )
-    return records
+    return _with_attributes(records)
+
+
+def _with_attributes(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines with a column for each attribute that MISC has somewhere in the file."""
+    found: list[list[dict[str, str]]] = [
+        [_attributes(cell) for cell in line.get("misc", ())] if isinstance(line, dict) else []
+        for line in lines
+    ]
+    names = {name for words in found for word in words for name in word}
+    return [
+        {**line, **{name: [word.get(name, OUTSIDE) for word in words] for name in names}}
+        if words and isinstance(line, dict)
+        else line
+        for line, words in zip(lines, found, strict=True)
+    ]
+
+
+def _attributes(cell: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in cell.split("|"))
+    return {f"misc.{name.strip().lower()}": value for name, mark, value in pairs if mark and value}
+
+
+def cupt(data: bytes, source: str) -> list[Line]:
+    """Read PARSEME's files (`.cupt`), CoNLL-U Plus whose expressions are numbered in a column: with
+    a column `mwe` of tags in BIO.
+
+    The parts of an expression with a gap are tagged like expressions, and of expressions that share
+    a word the first has it; both are counted.
+    """
+    lines: list[Line] = []
+    for line in conllu(data, source):
+        if not isinstance(line, dict):
+            lines.append(line)
+        elif _EXPRESSIONS not in line:
+            raise CorpusError(
+                f"{source}: wanted a column {_EXPRESSIONS.upper()}, there are: {', '.join(line)}: "
+                "give a file of PARSEME, or format conllu"
+            )
+        else:
+            tags, gaps, shared = _tags_of_expressions(line[_EXPRESSIONS])
+            lines += [{**line, "mwe": tags}]
+            lines += [Unused("gaps within expressions", gaps)]
+            lines += [Unused("words of a second expression", shared)]
+    return lines
+
+
+def _tags_of_expressions(cells: Sequence[str]) -> tuple[list[str], int, int]:
+    """Return tags in BIO, the number of gaps, and of words that are of another expression too.
+
+    Source: PARSEME 1.1: `1:VID` at an expression's first word, `1` at the others, `;` between
+    expressions, `*` or `_` for none.
+    """
+    types: dict[str, str] = {}
+    last: dict[str, int] = {}
+    tags, gaps, shared = [OUTSIDE] * len(cells), 0, 0
+    for place, cell in enumerate(cells):
+        numbers = [part for part in cell.split(";") if part not in ("*", "_")]
+        shared += max(0, len(numbers) - 1)
+        for part in numbers:
+            number, _, kind = part.partition(":")
+            types.setdefault(number, kind)
+            goes_on = last.get(number) == place - 1
+            gaps += number in last and not goes_on
+            last[number] = place
+            if part == numbers[0]:
+                goes_on = goes_on and tags[place - 1].endswith(f"-{types[number]}")
+                tags[place] = f"{'I' if goes_on else 'B'}-{types[number]}"
+    return tags, gaps, shared
 
 
 def _cells(line: str) -> list[str]:
