@@ -167,7 +167,8 @@ class TextClassification(TextTask):
                     f"options.{name}: wanted one of the labels, got {label!r}; they are: "
                     f"{_some(self.labels)}"
                 )
-        self._f1_of = f1_names(self.labels, self.chosen.positive_label)
+        # Without labels, options alone are known: rows are checked by them.
+        self._f1_of = f1_names(self.labels, self.chosen.positive_label) if self.labels else {}
         if self.chosen.multi_label:
             self.cell_types = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float64())}
         elif self.chosen.abstain_below is not None:

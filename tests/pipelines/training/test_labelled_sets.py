@@ -23,6 +23,7 @@ from pipelines.training.labelled_sets import (
     trainable_task,
 )
 from pipelines.training.selection import SelectionConfig
+from tests.labelled_rows import write
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -158,3 +159,18 @@ def test_lines_that_are_broken_as_published_are_counted_in_training_too(
     counts = {name: count for name, count in remarks.items() if name.endswith(BROKEN)}
     assert counts == {f"train_{BROKEN}": 2, f"held_out_{BROKEN}": 2}
     assert capsys.readouterr().out.count("2 broken lines") == 2, "once for each set"
+
+
+def test_a_positive_label_is_given_before_the_labels_are_known(tmp_path: Path) -> None:
+    from bert_core.bundle.format import load_bundle
+    from pipelines.training.labelled_sets import read_sets
+    from tests import tiny
+
+    rows = [{"text": f"the sea {n}", "label": ("ham", "spam")[n % 2]} for n in range(8)]
+    config = FinetuneConfig(
+        output="out", model="model", options={"positive_label": "spam"}, batch_size=4,
+        train=LabelledConfig(source=write(tmp_path / "rows.jsonl", rows)), max_length=16,
+    )  # fmt: skip
+    bundle = load_bundle(tiny.bundle(tmp_path / "bundle", tiny.tokenizer()))
+    task, sets = read_sets(config, bundle)
+    assert {"f1_of_spam"} == {name for name in task.baseline(sets["train"].rows) if "f1_of" in name}
