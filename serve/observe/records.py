@@ -23,6 +23,11 @@ NONE = "-"
 model can have this name."""
 CLIENT_CLOSED, CANCELLED = 499, "cancelled"
 """Status and error of a request whose client went away; nobody receives them."""
+PART = "x-part"
+"""Header of a model's part of a request to several models (`serve.http.routes.joint`)."""
+DEPENDENCY_FAILED, DROPPED = 424, "dropped"
+"""Status and error of a part that was dropped, since another model refused its own or the client
+went away; nobody receives them. The front records once that a client went away."""
 PROBES = ("/healthz", "/readyz", "/metrics")
 """Ends of the routes that machines ask all the time: counted nowhere, logged only if they fail."""
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -164,7 +169,9 @@ class Observed:
         record.total_s = time.perf_counter() - record.began_s
         record.route = _route(scope)
         record.is_probe |= record.route.endswith(PROBES)
-        if record.status == CLIENT_CLOSED:
+        if record.status == CLIENT_CLOSED and _is_part(scope):
+            record.status, record.error_type = DEPENDENCY_FAILED, DROPPED
+        elif record.status == CLIENT_CLOSED:
             record.error_type = CANCELLED
         elif record.status >= 400 and record.error_type is None:
             record.error_type = "other"
@@ -178,6 +185,10 @@ class Observed:
 def _route(scope: Scope) -> str:
     route = scope.get("route")
     return NONE if route is None else route.path or "/"
+
+
+def _is_part(scope: Scope) -> bool:
+    return any(name == PART.encode() for name, _ in scope["headers"])
 
 
 def _request_id(scope: Scope) -> str | None:

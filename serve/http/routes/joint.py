@@ -29,7 +29,7 @@ from serve.model.card import Response as ModelResponse
 from serve.model.card import ServedModel
 from serve.model.shared_passes import SharedPasses
 from serve.model.sizes import SMALL
-from serve.observe.records import record_of
+from serve.observe.records import PART, record_of
 from serve.request.accept import chosen
 from serve.request.auth import Keys
 from serve.request.body import receive
@@ -137,6 +137,7 @@ async def _ask_all(
     """Return the answers of all models, or the first refusal, which cancels the others."""
     record, shared = record_of(request), SharedPasses(bodies)
     headers = [(name, value) for name, value in headers_to_model(request) if name != "accept"]
+    headers.append((PART, "1"))
 
     async def ask(name: str) -> ModelResponse:
         with shared.part_of(name):
@@ -145,7 +146,7 @@ async def _ask_all(
                 raise _RefusedError(_with_name(name, answer))
             return answer
 
-    record.was_forwarded = True  # each model records its part
+    record.was_forwarded = True  # each model records its part, also one that is dropped
     try:
         async with asyncio.TaskGroup() as group:
             parts = {name: group.create_task(ask(name)) for name in bodies}
@@ -155,6 +156,9 @@ async def _ask_all(
             return first.response
         record.was_forwarded = False
         raise first from None
+    except asyncio.CancelledError:  # the client is gone, and each part is dropped
+        record.was_forwarded = False
+        raise
     finally:
         shared.close()
     return _combined({name: part.result() for name, part in parts.items()})

@@ -181,6 +181,35 @@ def test_a_request_whose_client_disconnects_is_recorded_once_as_cancelled(bundle
     assert (record.model, record.status, record.error_type) == ("docs", 499, "cancelled")
 
 
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_parts_that_are_dropped_are_not_recorded_as_if_their_clients_had_gone(
+    bundle: Path, is_refused: bool
+) -> None:
+    kept = Kept()
+    slow = _Slow("docs", bundle, device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0)
+    few = live.loaded("few", bundle, limits=Limits(max_inputs=8))
+    models = {model.name: LocalModel(Slot(model, kept)) for model in (slow, few)}
+    app = create_front_app(models, None, None, kept)
+    body = {"models": [*models], "inputs": ["a"] * (9 if is_refused else 1)}
+
+    async def ask() -> None:
+        asked = call(app, "POST", "/v1/predict", [], json.dumps(body).encode())
+        if is_refused:
+            assert (await asked).status == 413
+        else:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asked, 0.3)
+        await asyncio.gather(slow.close(), few.close())
+
+    asyncio.run(ask())
+    recorded = sorted((each.model, each.status, each.error_type) for each in kept.requests)
+    assert recorded == (
+        [("docs", 424, "dropped"), ("few", 413, "too_large")]
+        if is_refused
+        else [(NONE, 499, "cancelled"), ("docs", 424, "dropped"), ("few", 424, "dropped")]
+    )
+
+
 class _Gone(ServedModel):
     """A model whose process has ended."""
 
