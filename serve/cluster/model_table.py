@@ -53,13 +53,13 @@ class ModelTable:
         Raises: any error of a model, if nothing is served yet.
         """
         self._when_changed = when_changed
+        is_new = not self._plans
         self._plans = {
             name: PLAN.validate_python({"name": name, **content}) for name, content in plans.items()
         }
         self._adding = {
             name: plan for name, plan in self._adding.items() if self._plans.get(name) == plan
         }
-        is_new = not self.models
         for name, plan in self._plans.items():
             if name in self.models:
                 self.models[name].change(plan)
@@ -67,6 +67,7 @@ class ModelTable:
                 self.models[name] = await self._load(plan)
             elif name not in self._adding:
                 self._adding[name] = plan
+                self._failed.pop(name, None)  # that was another plan
                 task = asyncio.get_running_loop().create_task(self._add(plan))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

@@ -106,6 +106,57 @@ def test_a_model_that_is_being_added_is_loaded_once_however_often_its_plan_comes
     live.eventually(lambda: threading.active_count() <= before)  # nobody follows a model's plan
 
 
+def test_a_model_that_takes_the_place_of_all_is_loaded_once_too(bundle: Path) -> None:
+    """Until then the process has no model, but is not new: it must not wait for others."""
+    may_load = asyncio.Event()
+    loads: list[str] = []
+
+    class Slow(ModelTable):
+        async def _load(self, plan: Plan) -> LoadedModel:
+            loads.append(plan.name)
+            if plan.name != "a":
+                await may_load.wait()
+            return await super()._load(plan)
+
+    async def scenario() -> None:
+        served = Slow(Recorder(), lambda pairing, tally: None)
+        plans = {name: plan_as_json(name, bundle) for name in ("a", "b", "c")}
+        await served.change({"a": plans.pop("a")}, lambda: None)
+        await served.change({"b": plans["b"]}, lambda: None)
+        await asyncio.sleep(0)
+        await asyncio.wait_for(served.change(plans, lambda: None), 5)
+        may_load.set()
+        await asyncio.gather(*served._tasks)
+        assert sorted(served.models) == ["b", "c"]
+        for model in served.models.values():
+            model.close()
+
+    asyncio.run(scenario())
+    assert loads == ["a", "b", "c"]
+
+
+def test_what_kept_a_model_from_being_added_is_not_said_of_its_next_plan(
+    bundle: Path, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        served = ModelTable(Recorder(), lambda pairing, tally: None)
+        plans = {"a": plan_as_json("a", bundle)}
+        await served.change(plans, lambda: None)
+        failed = asyncio.Event()
+        await served.change(plans | {"b": plan_as_json("b", tmp_path / "gone")}, failed.set)
+        failed.clear()
+        await failed.wait()
+        assert "not served" in str((await entries(served))["b"].problem)
+        await served.change(plans | {"b": plan_as_json("b", bundle)}, lambda: None)
+        assert (await entries(served))["b"].problem == "b is being loaded: try again"
+        while "b" not in served.models:
+            await asyncio.sleep(0.01)
+        for model in served.models.values():
+            model.close()
+
+    asyncio.run(scenario())
+
+
 def test_models_that_are_being_added_leave_threads_to_the_requests(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
