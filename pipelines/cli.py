@@ -162,7 +162,11 @@ def _serve(config: Any) -> None:
     cluster.set_defaults({"RAY_prestart_worker_first_driver": "0"})
     if not stays and cluster.address_to_join(None) is None:
         print("starting Ray", flush=True)
-    cluster.connect(allow_open_cluster=config.allow_open_cluster, in_own_session=True)
+    cluster.connect(
+        allow_open_cluster=config.allow_open_cluster,
+        in_own_session=True,
+        worker_setup=app.WORKER_SETUP,
+    )
     try:
         app.perform(config)
     finally:

@@ -20,7 +20,7 @@ from ray import serve as ray_serve
 from ray.serve import Application
 
 from bert_core.errors import ResourceError
-from serve.cluster import commands, steady
+from serve.cluster import commands, steady, worker_start
 from serve.cluster.applications import (
     access,
     applications,
@@ -38,6 +38,9 @@ from serve.observe import tracing
 from serve.versions.finding import found
 from serve.versions.plan import Deployable, find
 from tracking.store.ports import require_free
+
+WORKER_SETUP = worker_start.SETUP
+"""Full name of the function that each worker of a cluster for `run` alone should call first."""
 
 
 def build(arguments: dict[str, Any]) -> Application:

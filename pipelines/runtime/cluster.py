@@ -74,6 +74,7 @@ def connect(
     num_cpus: int | None = None,
     allow_open_cluster: bool = False,
     in_own_session: bool = False,
+    worker_setup: str | None = None,
 ) -> None:
     """Connect this process to Ray; does nothing if it is already connected.
 
@@ -88,6 +89,8 @@ def connect(
         allow_open_cluster: join a cluster that requires no token, with a warning.
         in_own_session: start the cluster's processes in sessions of their own. Signals to this
             process's group would otherwise end them before this process is done with them.
+        worker_setup: function that each worker of a cluster started here calls first, by its full
+            name.
     Raises: ResourceError if no cluster answers at `address`, it refuses us, or it requires no
         token; ConfigError if `address` is not an address.
     """
@@ -98,7 +101,7 @@ def connect(
     previous = signal.getsignal(signal.SIGTERM)
     if address is None:
         with own_ray.in_own_session() if in_own_session else nullcontext():
-            _start(num_cpus)
+            _start(num_cpus, worker_setup)
     else:
         _join(address, allow_open_cluster=allow_open_cluster)
     # NOTE: ray.init replaces the SIGTERM handler with one that exits with 15.
@@ -200,7 +203,7 @@ def set_defaults(settings: dict[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
-def _start(num_cpus: int | None) -> None:
+def _start(num_cpus: int | None, worker_setup: str | None) -> None:
     """Start a cluster for this process only; nobody can use it without its token."""
     global _started
     set_defaults(OF_OUR_OWN)
@@ -211,7 +214,8 @@ def _start(num_cpus: int | None) -> None:
     atexit.register(disconnect)
     try:
         with own_ray.with_few_processes():
-            _init(address="local", num_cpus=num_cpus, include_dashboard=False)
+            setup = worker_setup and {"worker_process_setup_hook": worker_setup}
+            _init(address="local", num_cpus=num_cpus, include_dashboard=False, runtime_env=setup)
     except Exception as error:  # Ray raises a plain exception if a process is not up in time
         disconnect()
         raise ResourceError(

@@ -110,6 +110,18 @@ def test_nothing_of_haproxy_listens_beyond_this_machine(apart: Server) -> None:
     assert listening == {"127.0.0.1"}
 
 
+def test_no_process_of_serve_has_imported_pandas(apart: Server) -> None:
+    """Which a Ray that moves its hook for workers would do: 24 MiB in each."""
+    maps = {
+        psutil.Process(pid).cmdline()[0]: Path(f"/proc/{pid}/maps").read_text()
+        for pid in apart.pids()
+        if psutil.Process(pid).cmdline()[0].startswith(("ray::Serve", "ray::Proxy", "ray::HAProxy"))
+    }
+    assert len(maps) >= 5, list(maps)
+    assert all("ray/_raylet" in each for each in maps.values())
+    assert [name for name, each in maps.items() if "/pandas/" in each] == []
+
+
 def test_the_line_that_is_printed_asks_the_model(apart: Server) -> None:
     told = apart.output.read_text().splitlines()
     assert told[:4] == ["starting Ray", "loading docs", "loading other", "starting Ray Serve"]
