@@ -212,7 +212,8 @@ def test_asha_ends_worse_trials_and_they_stay_ended(pretrained: Any, tmp_path: P
 
 @pytest.mark.usefixtures("local_ray")
 def test_a_trials_error_that_the_user_can_fix_is_reported(pretrained: Any, tmp_path: Path) -> None:
-    search = SweepConfig(space={"batch_size": [64]})
+    # The first trial is checked before any begins, the second only by itself.
+    search = SweepConfig(space={"batch_size": [8, 64]})
     config = sweep(pretrained, tmp_path / "out", search=search)
     message = r"rows.jsonl: wanted at least batch_size = 64 rows to train on, got 32, of which 8 ar"
     with pytest.raises(CorpusError, match=message):
