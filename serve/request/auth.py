@@ -318,13 +318,14 @@ class Keys:
 
     def take(self, keys: Sequence[Key]) -> None:
         """Use these keys from now on; unchanged keys keep their use of the limits."""
-        known, self._is_known = self._callers, True
+        known = self._callers
         self._callers = {
             key.name: known[key.name]
             if key.name in known and known[key.name].key == key
             else Caller(key)
             for key in keys
         }
+        self._is_known = True  # only now: requests on another thread may look at the keys meanwhile
 
     def reread(self) -> None:
         """Read the file again; while it cannot be read, the keys that are known stay valid."""

@@ -311,6 +311,25 @@ def test_nobody_is_admitted_while_the_valid_keys_are_unknown(
     assert keys.admit(bearer(key), "docs").key.name == "one"
 
 
+def test_while_the_first_keys_are_taken_none_is_called_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are taken on a thread, beside requests."""
+    key, stored = auth.create("alice")
+    (tmp_path / "keys.json").write_text("damaged")
+    keys = Keys(path=str(tmp_path / "keys.json"))
+
+    class Looked(auth.Caller):
+        def __init__(self, taken: Key) -> None:
+            with pytest.raises(NotReadyError):
+                keys.admit(bearer(key))
+            super().__init__(taken)
+
+    monkeypatch.setattr(auth, "Caller", Looked)
+    keys.take([stored])
+    assert keys.admit(bearer(key)).key == stored
+
+
 def test_a_file_that_is_deleted_revokes_every_key(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     key, stored = auth.create("one")
