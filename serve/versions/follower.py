@@ -17,7 +17,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 
 from bert_core.errors import ConfigError, FormatError, RaybertError
 from serve.model.model import FAILURES, Model
@@ -88,6 +89,9 @@ class Aim:
 class ModelHolder:
     """The functions that a follower needs: load a model, let it answer, report problems."""
 
+    lock: AbstractContextManager[object] = field(default_factory=threading.RLock)
+    """Held while the aim changes, and while it is settled what answers under it: no version can
+    take over that has just ceased to be wanted."""
     load: Callable[[Aim], Model]
     """Loads a model, and makes sure that it answers."""
     install: Callable[[Model], Model | None]
@@ -128,8 +132,6 @@ class Follower:
             former: the version that answers if `model` fails at its first requests.
         """
         self._holder, self._aim, self._looked_at = holder, aim, aim
-        self._lock = threading.Lock()
-        """Held while the aim changes, and while it is reported how an aim stands."""
         self._held, self._model = held, model
         self._former = None if former is None else _Former(former, None)
         self._failed: Aim | None = None
@@ -150,7 +152,7 @@ class Follower:
 
     def aim(self, aim: Aim) -> None:
         """Change the aim; returns at once."""
-        with self._lock:
+        with self._holder.lock:
             if aim == self._aim:
                 return
             changes_now = not aim.follow_s or aim.source.reference != self._aim.source.reference
@@ -166,7 +168,7 @@ class Follower:
         Args:
             wait: for the thread to end.
         """
-        with self._lock:
+        with self._holder.lock:
             self._is_stopped = True
         self._wake.set()
         if wait and self._thread.is_alive():
@@ -207,8 +209,11 @@ class Follower:
         elif model.verdict == "failing" and self._former is not None:
             self._go_back(held, self._former)
         elif model.verdict == "failing" and self._holder.clear is not None:
-            self._held, self._model = None, None
-            self._holder.clear()
+            with self._holder.lock:
+                if self._is_stopped:
+                    return
+                self._held, self._model = None, None
+                self._holder.clear()
             self._ban(held, f"{_failing(held)}; it gets no more requests")
 
     def _go_back(self, held: Aim, former: _Former) -> None:
@@ -218,28 +223,34 @@ class Follower:
         except Exception as error:
             logger.error("%s cannot be loaded again: %s", named, reason_of(error))
             return
-        if self._is_stopped:
-            if former.model is None:
-                model.retire()
-            return
-        self._former = None
-        self._hold(former.aim, model)
+        with self._holder.lock:
+            if self._is_stopped:
+                if former.model is None:
+                    model.retire()
+                return
+            self._former = None
+            self._hold(former.aim, model)
         # Only after the switch, so that the problem is never reported too early.
         self._ban(held, f"{_failing(held)}; {named} answers again")
         self._drop_former()
 
     def _ban(self, aim: Aim, problem: str) -> None:
-        self._banned = aim, problem
-        with self._lock:
-            if not self._is_stopped:
-                self._holder.set_problem(problem)
         logger.error("%s", problem)
+        with self._holder.lock:
+            if self._is_current:
+                self._banned = aim, problem
+                self._holder.set_problem(problem)
+
+    @property
+    def _is_current(self) -> bool:
+        """Whether the aim that was looked at is still to be followed."""
+        return self._looked_at is self._aim and not self._is_stopped
 
     def _report(self, problem: str | None) -> None:
         """Tell the holder how the aim stands that was looked at, unless another has taken its
         place."""
-        with self._lock:
-            if self._looked_at is self._aim and not self._is_stopped:
+        with self._holder.lock:
+            if self._is_current:
                 self._holder.set_problem(problem)
                 self._holder.set_loading(False)
 
@@ -271,7 +282,7 @@ class Follower:
             self._report(self._problem)
 
     def _take(self, aim: Aim) -> None:
-        with self._lock:
+        with self._holder.lock:
             if not self._is_stopped:
                 self._holder.set_loading(True)
         named = aim.source.named
@@ -282,11 +293,12 @@ class Follower:
             longest_s = LONGEST_WAIT_S if is_at_fault else LONGEST_LACK_S
             self._fail(aim, f"{named} is not served: {reason_of(error)}", longest_s)
             return
-        if self._is_stopped or not self._aim.takes(aim):  # another aim has come meanwhile
-            model.retire()
-            return
-        self._hold(aim, model)
-        self._failed = self._banned = None
+        with self._holder.lock:
+            if self._is_stopped or not self._aim.takes(aim):  # another aim has come meanwhile
+                model.retire()
+                return
+            self._hold(aim, model)
+            self._failed = self._banned = None
         logger.info("%s answers from now on", named)
         self._report(None)
 

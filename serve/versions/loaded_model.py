@@ -46,8 +46,7 @@ class LoadedModel:
         """
         self.plan, self._report, self._recorder = plan, report, recorder
         self._lock = threading.RLock()
-        """Held while the plan changes, and while a version is installed."""
-        self._is_closed = False
+        """Held while the plan changes, and while a version takes over (`ModelHolder.lock`)."""
         self._attempts: weakref.WeakKeyDictionary[Model, Attempt] = weakref.WeakKeyDictionary()
         held, model = self._first()
         self.slot = Slot(model, recorder)
@@ -83,7 +82,6 @@ class LoadedModel:
     def close(self) -> None:
         """Stop following the plan; models are closed once no request uses them."""
         with self._lock:
-            self._is_closed = True
             self._compare_with(None)
             self._follower.stop(wait=False)
             self.slot.close()
@@ -101,6 +99,7 @@ class LoadedModel:
 
     def _holder(self, what: str, **others: Any) -> ModelHolder:
         return ModelHolder(
+            lock=self._lock,
             load=self._load,
             set_loading=partial(self.slot.set_loading, what),
             set_problem=partial(self.slot.set_problem, what),
@@ -130,13 +129,9 @@ class LoadedModel:
         former = deployed.served() or deployed
         return None if held.is_met_by(former) else former
 
-    def _install(self, model: Model) -> Model | None:
-        with self._lock:
-            if self._is_closed:
-                model.retire()
-                return None
-            self._settle(model)
-            return self.slot.switch(model)
+    def _install(self, model: Model) -> Model:
+        self._settle(model)
+        return self.slot.switch(model)
 
     def _answered(self, aim: Aim, model: Model) -> None:
         self._got_through(aim, model)
@@ -255,27 +250,23 @@ class LoadedModel:
         self._candidate_follower.start()
 
     def _install_candidate(self, model: Model) -> Model | None:
-        with self._lock:
-            plan, candidate = self.plan.candidate, self.slot.candidate
-            if plan is None or self._is_closed:
-                model.retire()
-                return None
-            self._settle(model)
-            if candidate is not None:
-                return candidate.slot.switch(model)
-            self.slot.candidate = Candidate(
-                slot=Slot(model, self._recorder),
-                share=plan.share,
-                mode=plan.mode,
-                report=self._report,
-            )
-            return None
+        plan, candidate = self.plan.candidate, self.slot.candidate
+        assert plan is not None, "a follower of no candidate is stopped"
+        self._settle(model)
+        if candidate is not None:
+            return candidate.slot.switch(model)
+        self.slot.candidate = Candidate(
+            slot=Slot(model, self._recorder),
+            share=plan.share,
+            mode=plan.mode,
+            report=self._report,
+        )
+        return None
 
     def _clear_candidate(self) -> None:
-        with self._lock:
-            candidate, self.slot.candidate = self.slot.candidate, None
-            if candidate is not None:
-                candidate.slot.close()
+        candidate, self.slot.candidate = self.slot.candidate, None
+        if candidate is not None:
+            candidate.slot.close()
 
     def _drop_candidate(self) -> None:
         follower, self._candidate_follower = self._candidate_follower, None

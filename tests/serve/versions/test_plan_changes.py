@@ -33,7 +33,7 @@ class Switches(Recorder):
 
 class Gated(LoadedModel):
     """Loads a version after the first once it may, or then fails to; and may wait again before it
-    installs a candidate."""
+    takes over."""
 
     def __init__(self, plan: Plan, **arguments: Any) -> None:
         self.may_load: dict[str, threading.Event] = {}
@@ -50,15 +50,14 @@ class Gated(LoadedModel):
         assert digest not in self.may_load or self.may_load[digest].wait(30)
         if digest in self.failing:
             raise ResourceError("the store is away")
-        return super()._load(aim)
-
-    def _install_candidate(self, model: Model) -> Model | None:
+        model = super()._load(aim)
         self.is_loaded.set()
         assert self.may_install.wait(30)
-        return super()._install_candidate(model)
+        return model
 
     def pause_before_install(self) -> tuple[threading.Event, threading.Event]:
-        """Returns what is set once a candidate is loaded, and what lets it be installed."""
+        """Returns what is set once the next version is loaded, and what lets it be installed."""
+        self.is_loaded.clear()
         self.may_install.clear()
         return self.is_loaded, self.may_install
 
@@ -149,6 +148,31 @@ def test_settings_that_change_while_a_candidate_is_loaded_are_its_settings(
         live.eventually(lambda: model.slot.candidate is not None)
         assert model.slot.candidate is not None
         assert model.slot.candidate.slot.model.limits == FEW
+
+
+def test_a_version_does_not_take_over_once_the_change_of_its_plan_has_returned(
+    versions: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switches, checked, changed = Switches(), threading.Event(), threading.Event()
+    takes, second = Aim.takes, bundle_digest(versions["2"])
+
+    def take_slowly(self: Aim, loaded: Aim) -> bool:
+        wanted = takes(self, loaded)
+        if loaded.source.digest == second:
+            checked.set()
+            changed.wait(0.3)  # the change may have to wait for this
+        return wanted
+
+    with gated(versions["1"], recorder=switches) as model:
+        monkeypatch.setattr(Aim, "takes", take_slowly)
+        model.change(live.plan_of(versions["2"]))
+        assert checked.wait(30)
+        model.change(live.plan_of(versions["4"]))
+        until_then = [*switches.versions]
+        changed.set()
+        wanted = bundle_digest(versions["4"])
+        live.eventually(lambda: model.slot.model.digest == wanted)
+    assert switches.versions == [*until_then, wanted[:12]]
 
 
 def test_settings_that_change_while_a_version_takes_over_are_its_settings(
