@@ -6,6 +6,7 @@ lines go to Serve's logger, which writes text or JSON and adds the replica.
 """
 
 import logging
+import re
 import time
 import traceback
 from collections.abc import Callable
@@ -192,10 +193,11 @@ def _is_part(scope: Scope) -> bool:
 
 
 def _request_id(scope: Scope) -> str | None:
-    """Return the id that the client has given; None leaves it to Ray Serve."""
+    """Return the id that the client has given, without blanks, by which it could pass for other
+    parts of a line of the log; None leaves it to Ray Serve."""
     for name, value in scope["headers"]:
         if name == b"x-request-id":
-            return value.decode("latin-1")[:MAX_ID_LENGTH]
+            return re.sub(r"\s", "_", value.decode("latin-1")[:MAX_ID_LENGTH])
     return None
 
 

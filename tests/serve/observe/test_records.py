@@ -257,13 +257,13 @@ def test_a_request_is_one_line_of_the_log_with_its_id(
     bundle: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with served(bundle) as (client, kept), caplog.at_level(logging.INFO, "ray.serve"):
-        headers = {"X-Request-ID": "mine-7"}
+        headers = {"X-Request-ID": "mine-7 POST /x 500"}
         client.post("/predict", json={"inputs": "Parse a string."}, headers=headers)
         kept.last(1)
         lines = [record for record in caplog.records if record.name == "ray.serve"]
         (line,) = lines
         values = vars(line)
-        assert values["request_id"] == "mine-7"
+        assert values["request_id"] == "mine-7_POST_/x_500"  # no blank, so no part of another line
         assert (values["method"], values["status"], values["model"]) == ("POST", 200, "docs")
         assert {"version", "surface", "tokens", "tokenize_ms", "queue_ms", "compute_ms"} <= set(
             values
