@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from bert_core.errors import ConfigError, FormatError
+from bert_core.manifest import read_manifest
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines import prepare, pretrain, vocab
 from pipelines.pretrain import PhaseConfig, PretrainConfig, learnt_little
@@ -63,13 +64,19 @@ def test_no_workers_and_one_worker_give_the_same_losses_and_weights(
     assert_equal_bits(weights(tmp_path / "one"), weights(pretrained.folder / "pretrain"))
 
 
+@pytest.fixture
+def alone(prepared: Any, tmp_path: Path) -> PretrainConfig:
+    """A run of one process, without dropout, which is drawn by rank."""
+    config = without_dropout(prepared.pretrain(tmp_path / "alone", steps=6))
+    pretrain.run(config)
+    return config
+
+
 @pytest.mark.usefixtures("forked")
 def test_workers_that_share_the_weights_train_as_one_process_does(
-    prepared: Any, tmp_path: Path
+    alone: PretrainConfig, tmp_path: Path
 ) -> None:
-    """Without dropout, which is drawn by rank; and one process goes on from their checkpoint."""
-    alone = without_dropout(prepared.pretrain(tmp_path / "alone", steps=6))
-    pretrain.run(alone)
+    """And one process goes on from their checkpoint."""
     sharded = replace(alone, output=str(tmp_path / "sharded"), num_workers=2, fsdp=True)
     pretrain.run(sharded)
     np.testing.assert_allclose(
@@ -111,15 +118,24 @@ def masked_later(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> str
     return config.output
 
 
+@pytest.fixture
+def drawn_alone(prepared: Any, tmp_path: Path, masked_later: str) -> PretrainConfig:
+    """A run of one process on them, without dropout."""
+    config = replace(prepared.pretrain(tmp_path / "0", steps=8), shards=masked_later)
+    config = replace(without_dropout(config), keep_checkpoints=9)
+    pretrain.run(config)
+    return config
+
+
+@pytest.mark.usefixtures("forked")
 def test_masks_drawn_at_training_time_are_the_same_for_any_number_of_workers(
-    prepared: Any, tmp_path: Path, masked_later: str, forked: None
+    drawn_alone: PretrainConfig, tmp_path: Path
 ) -> None:
     """As are the rows; and their number may change from one start to the next."""
-    config = replace(prepared.pretrain(tmp_path / "0", steps=8), shards=masked_later)
-    alone = replace(without_dropout(config), keep_checkpoints=9)
-    two = replace(alone, output=str(tmp_path / "2"), num_workers=2)
-    for config in (alone, two):
-        counts = pretrain.run(config).counts
+    two = replace(drawn_alone, output=str(tmp_path / "2"), num_workers=2)
+    pretrain.run(two)
+    for config in (drawn_alone, two):
+        counts = read_manifest(config.output).counts
         assert 4.0 < counts["mlm_loss_after"] < counts["mlm_loss_before"] < 8.0
         assert not [name for name in counts if name.startswith("nsp")]  # rows have no such label
     # Without dropout the first steps agree; later ones drift apart by rounding.
