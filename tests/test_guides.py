@@ -29,6 +29,7 @@ ORDER = (
     "tune_distill",
     "evaluate_publish",
     "answer",
+    "retrieval",
     "python",
 )
 """The guides whose commands build on each other."""

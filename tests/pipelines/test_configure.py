@@ -24,6 +24,7 @@ NEEDED = {
     "publish": ["--model", "bundle", "--evaluation", "evaluation", "--name", "docs"],
     "export": ["--model", "bundle"],
     "predict": ["--model", "bundle", "--source", "a.txt"],
+    "mine": ["--model", "bundle", "--source", "a.jsonl"],
     "search": ["--corpus", "vectors", "--queries", "asked"],
     "extract": ["--source", "a.txt", "--tagger.model", "b", "--tagger.fields.people", "person"],
     "glue": ["--allow_incomplete"],

@@ -100,6 +100,7 @@ SAVED = {
     "publish": ["version.json"],
     "export": ["bundle/model.onnx"],
     "predict": ["parts/part-00002.json", "rows/part-00002.jsonl"],
+    "mine": ["parts/part-00002.json", "passages/part-00002.parquet"],
     "search": ["parts/part-00002.json"],
     "extract": ["parts/part-00002.json"],
     "glue": ["CoLA.tsv"],

@@ -239,6 +239,23 @@ def plot_lengths(
     return _save(figure, Path(path))
 
 
+def plot_margins(
+    counts: Sequence[int], edges: Float[np.ndarray, "edges"], path: str | Path
+) -> Path:
+    """Draw how far the cosines of mined negatives are below those of the rows' own passages.
+
+    Args:
+        counts: negatives in each bin.
+        edges: of the bins, one more than there are counts.
+    """
+    figure, axes = _figure(7.2, 3.2)
+    axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=COLOURS[0])
+    axes.axvline(0, color=COLOURS[1], linestyle="--")
+    axes.set_xlabel("cosine of the own passage less that of a negative")
+    axes.set_ylabel("negatives")
+    return _save(figure, Path(path))
+
+
 def plot_parallel_coordinates(
     columns: Mapping[str, Sequence[float]], path: str | Path, *, lower_is_better: bool = False
 ) -> Path:
