@@ -3,12 +3,13 @@ for the passages' files."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Float, Int, UInt64
 
-from bert_core.checks import NonNegativeFloat, PositiveInt, Share, check_fields
+from bert_core.checks import NonNegativeFloat, PositiveInt, Range, Share, check_fields
 from bert_core.errors import ConfigError
 from pipelines.corpus.readers import parquet
 
@@ -30,9 +31,9 @@ class NearnessConfig:
     relative_margin: Share | None = None
     """The same as a share of the own passage's cosine: 0.05 draws none above 95 % of it (de Souza
     Moreira et al. 2024, NV-Retriever)."""
-    most: float | None = None
+    most: Annotated[float, Range(least=-1)] | None = None
     """Highest cosine of a negative."""
-    least: float | None = None
+    least: Annotated[float, Range(most=1)] | None = None
     """Lowest cosine of a negative."""
 
     def __post_init__(self) -> None:

@@ -132,7 +132,7 @@ def test_a_value_that_cannot_be_right_is_refused_as_in_the_command(
 
 
 def test_a_server_on_a_cluster_is_left_to_the_command(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"status: wanted none, .* run `raybert serve --status`"):
+    with pytest.raises(ConfigError, match=r"status: wanted none, .* give it to `raybert serve`"):
         raybert.serve({"a": tmp_path}, status=True)
     with pytest.raises(ConfigError, match=r"num_replica: .*did you mean num_replicas"):
         raybert.serve({"a": tmp_path}, num_replica=2)
