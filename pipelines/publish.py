@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_core import files
+from bert_core.checks import default_of
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, read_manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
@@ -266,7 +267,7 @@ def _described(task: "Task") -> str:
     options = {
         one.name: getattr(task.chosen, one.name)
         for one in fields(task.chosen)
-        if one.compare or getattr(task.chosen, one.name) is not None
+        if one.compare or getattr(task.chosen, one.name) != default_of(one)
     }
     return f"{task.name} {json.dumps(options)}"
 

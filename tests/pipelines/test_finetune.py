@@ -269,7 +269,9 @@ def test_a_model_that_learnt_little_is_told_to_learn_more(
     still = replace(pretrained.finetune(tmp_path / "still"), lr=1e-9, seeds=(0,), epochs=0.5)
     finetune.run(still)
     told = capsys.readouterr().out
-    assert re.search(r"finetune: \S+ is complete\. .* accuracy \d+\.\d\s% on \d+ rows it", told)
+    assert re.search(
+        r"finetune: \S+ is complete\. .* accuracy \d+\.\d\s% on \d+ held-out rows", told
+    )
     assert "an answer that ignores the input has accuracy" in told
     assert "try more epochs than 0.5, or a higher lr than 1e-09 (small encoders take 0.001)" in told
 

@@ -14,7 +14,7 @@ from pipelines import cli
 from pipelines.configure import STAGES
 from tests.labelled_rows import EVERY_KIND, rows_of
 
-TRAINING = ["finetune", "tune", "distill", "evaluate", "predict", "export"]
+TRAINING = ["finetune", "tune", "distill", "evaluate", "predict", "mine", "export"]
 
 
 def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
