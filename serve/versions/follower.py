@@ -299,8 +299,8 @@ class Follower:
                 return
             self._hold(aim, model)
             self._failed = self._banned = None
+            self._report(None)
         logger.info("%s answers from now on", named)
-        self._report(None)
 
     def _hold(self, aim: Aim, model: Model) -> None:
         """Let a model answer, and keep the model before it until this model has answered."""
