@@ -5,18 +5,16 @@ there are rows, and a fixed number of each class. Rows of a class take turns: no
 before all others of its class were, across epochs.
 """
 
-from functools import lru_cache
-
 import numpy as np
 from jaxtyping import Float, Int, Integer
 
-from bert_core.data.order import Samples
+from bert_core.data.order import DrawnOrder
 
 _EPOCH, _CLASS = 0, 1
 """Keep the draws of epochs and those of classes apart."""
 
 
-class ClassOrder:
+class ClassOrder(DrawnOrder):
     """The order of all samples of a run over one shard whose rows have classes."""
 
     def __init__(self, classes: Int[np.ndarray, "rows"], *, power: float, seed: int) -> None:
@@ -30,22 +28,11 @@ class ClassOrder:
         _, class_of, counts = np.unique(classes, return_inverse=True, return_counts=True)
         by_class = np.argsort(class_of, kind="stable")
         self._members = np.split(by_class, np.cumsum(counts)[:-1])
-        self.rows_per_epoch = len(classes)
+        super().__init__(len(classes), seed)
         self.drawn = apportioned(self.rows_per_epoch, counts.astype(np.float64) ** power)
         """Samples of each class per epoch, in the order of the classes."""
-        self.seed = seed
-        self._epoch = lru_cache(maxsize=2)(self._draw)
-
-    def samples(self, start: int, count: int) -> Samples:
-        """Return the samples from `start` up to `start + count` of the run, across epochs."""
-        epochs, offsets = np.divmod(np.arange(start, start + count), self.rows_per_epoch)
-        rows = np.zeros(count, dtype=np.int64)
-        for epoch in np.unique(epochs):
-            rows[epochs == epoch] = self._epoch(int(epoch))[offsets[epochs == epoch]]
-        return Samples(np.zeros(count, dtype=np.int64), rows, epochs)
 
     def _draw(self, epoch: int) -> Integer[np.ndarray, "rows"]:
-        """Return the rows of an epoch in training order."""
         rows = np.concatenate([self._turns(kind, epoch) for kind in range(len(self._members))])
         return rows[np.random.default_rng([self.seed, _EPOCH, epoch]).permutation(len(rows))]
 

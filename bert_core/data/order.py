@@ -5,6 +5,7 @@ windows of `window` shards, so that a node needs only the shards of its current 
 counted across epochs without a gap, so a global batch is a slice and no row is ever left out.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol, runtime_checkable
@@ -74,6 +75,27 @@ class GlobalOrder:
             empty = np.zeros(0, dtype=np.int64)
             return Samples(empty, empty, empty)
         return Samples(np.concatenate(shards), np.concatenate(rows), np.concatenate(epochs))
+
+
+class DrawnOrder(ABC):
+    """The order of all samples of a run over one shard whose rows are drawn anew in each epoch."""
+
+    def __init__(self, rows_per_epoch: int, seed: int) -> None:
+        self.rows_per_epoch = rows_per_epoch
+        self.seed = seed
+        self._epoch = lru_cache(maxsize=2)(self._draw)
+
+    def samples(self, start: int, count: int) -> Samples:
+        """Return the samples from `start` up to `start + count` of the run, across epochs."""
+        epochs, offsets = np.divmod(np.arange(start, start + count), self.rows_per_epoch)
+        rows = np.zeros(count, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            rows[epochs == epoch] = self._epoch(int(epoch))[offsets[epochs == epoch]]
+        return Samples(np.zeros(count, dtype=np.int64), rows, epochs)
+
+    @abstractmethod
+    def _draw(self, epoch: int) -> Integer[np.ndarray, "rows"]:
+        """Return the rows of an epoch in training order: a function of the seed and the epoch."""
 
 
 def _permuted(shards: int, seed: int, epoch: int) -> Integer[np.ndarray, "shards"]:

@@ -201,24 +201,8 @@ def labelled_rows(
     found: Found = {}
     columns_of: dict[str, dict[str, str]] = {}
     for path in paths:
-        of_file = _read(path, config)
-        if of_file.broken:
-            say(f"{path}: left out {counted(of_file.broken, 'broken line')}")
-        kept = _kept(usual or {}, config.columns, shapes, of_file.records)
-        if kept:
-            listed = ", ".join(f"{name} = {as_json(column)}" for name, column in kept.items())
-            say(f"{path}: columns {{{listed}}}, as in training, since others are not given")
-        columns: dict[str, str] = {}
-        for name, column in {**of_file.columns, **kept, **config.columns}.items():
-            if isinstance(column, str):
-                columns[name] = column
-            else:
-                of_file = with_names(of_file, path, shapes[1], name, column, setting)
-        if config.label_separator:
-            for name in label_fields(shapes[1]):
-                of_file = with_lists(of_file, columns.get(name, name), config.label_separator)
-        of_file = in_characters(of_file, path, shapes, columns)
-        found[path], columns_of[path] = (of_file, _unread(of_file, path)), columns
+        of_file, columns_of[path] = _with_columns(path, config, shapes, usual or {}, setting)
+        found[path] = of_file, _unread(of_file, path)
         if of_file.unread and not of_file.records:
             raise CorpusError(f"{told_of(found[path][1], of_file.rows)}: none is left")
     taken, agreed = of_annotators(
@@ -272,6 +256,30 @@ def labelled_rows(
     broken = sum(of_file.broken for of_file, _ in found.values())
     remarks: Remarks = {BAD: len(bad), STRIPPED: stripped, TYPES: types, **agreed}
     return RowsRead(rows, broken, remarks)
+
+
+def _with_columns(
+    path: str, config: LabelledConfig, shapes: tuple[type, type], usual: Columns, setting: str
+) -> tuple[LabelledFile, dict[str, str]]:
+    """Read a file, and return it with the column of each field that has one: its labels under their
+    names or in lists, its spans in characters."""
+    of_file = _read(path, config)
+    if of_file.broken:
+        say(f"{path}: left out {counted(of_file.broken, 'broken line')}")
+    kept = _kept(usual, config.columns, shapes, of_file.records)
+    if kept:
+        listed = ", ".join(f"{name} = {as_json(column)}" for name, column in kept.items())
+        say(f"{path}: columns {{{listed}}}, as in training, since others are not given")
+    columns: dict[str, str] = {}
+    for name, column in {**of_file.columns, **kept, **config.columns}.items():
+        if isinstance(column, str):
+            columns[name] = column
+        else:
+            of_file = with_names(of_file, path, shapes[1], name, column, setting)
+    if config.label_separator:
+        for name in label_fields(shapes[1]):
+            of_file = with_lists(of_file, columns.get(name, name), config.label_separator)
+    return in_characters(of_file, path, shapes, columns), columns
 
 
 def _pairs_of(
