@@ -19,10 +19,29 @@ from bert_core.data.windows import (
     with_special_tokens,
 )
 from bert_core.errors import InputError
-from bert_core.tasks.base import Options, Parameters, Remarks, numbered
+from bert_core.tasks.base import Kind, Options, Parameters, Remarks, numbered
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import Side, cuts_beginning, numbers_of
 from bert_core.wording import shown
+
+DISTILLED = Kind(
+    name="distilled",
+    rows=(
+        {
+            "text": "how do I open a file",
+            "text_pair": "Use open to read a file.",
+            "negatives": ["A list holds objects in order."],
+            "scores": [8.5, -3.0],
+        },
+        {
+            "text": "what is a list",
+            "text_pair": "A list holds objects in order.",
+            "negatives": ["Use open to read a file.", "A set has no order."],
+            "scores": [9.0, -4.5, 1.5],
+        },
+    ),
+)
+"""Rows with a teacher's scores."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from bert_core.objectives import VectorLoss
 from bert_core.objectives.graph_scores import VECTORS
 from bert_core.tasks.base import Kind, Remarks, Task, numbered
 from bert_core.tasks.compared_texts import (
+    DISTILLED,
     OtherPassages,
     PromptOptions,
     TowerOptions,
@@ -184,23 +185,7 @@ class FeatureExtraction(Task, SentenceTransformer, Searching):
                 },
             ),
         ),
-        Kind(
-            name="distilled",
-            rows=(
-                {
-                    "text": "how do I open a file",
-                    "text_pair": "Use open to read a file.",
-                    "negatives": ["A list holds objects in order."],
-                    "scores": [8.5, -3.0],
-                },
-                {
-                    "text": "what is a list",
-                    "text_pair": "A list holds objects in order.",
-                    "negatives": ["Use open to read a file.", "A set has no order."],
-                    "scores": [9.0, -4.5, 1.5],
-                },
-            ),
-        ),
+        DISTILLED,
         Kind(
             name="scores",
             rows=(

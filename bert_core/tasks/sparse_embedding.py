@@ -21,6 +21,7 @@ from bert_core.objectives import EntryPooling, EntryWeight
 from bert_core.objectives.graph_scores import SPARSE_VECTORS
 from bert_core.tasks.base import Kind, Remarks, Task
 from bert_core.tasks.compared_texts import (
+    DISTILLED,
     OtherPassages,
     TowerOptions,
     VectorParameters,
@@ -106,23 +107,7 @@ class SparseEmbedding(Task, SentenceTransformer, Searching):
                 {"text": "what is a list", "text_pair": "A list holds objects in order."},
             ),
         ),
-        Kind(
-            name="distilled",
-            rows=(
-                {
-                    "text": "how do I open a file",
-                    "text_pair": "Use open to read a file.",
-                    "negatives": ["A list holds objects in order."],
-                    "scores": [8.5, -3.0],
-                },
-                {
-                    "text": "what is a list",
-                    "text_pair": "A list holds objects in order.",
-                    "negatives": ["Use open to read a file.", "A set has no order."],
-                    "scores": [9.0, -4.5, 1.5],
-                },
-            ),
-        ),
+        DISTILLED,
     )
     primary_metric = "mrr"
     pipeline_tag = "feature-extraction"
