@@ -129,7 +129,8 @@ class RankBatches:
     rank: int = 0
     world_size: int = 1
     joint: bool = False
-    """Whether all rows of a global batch have one loss; batches then hold their places in it."""
+    """Whether the rows of a global batch share one loss; each batch then has ROWS, their places in
+    it."""
 
     def __post_init__(self) -> None:
         if self.global_batch_size < self.world_size:

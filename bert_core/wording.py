@@ -45,6 +45,12 @@ def shortened(text: str, characters: int = SHOWN_CHARACTERS) -> str:
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
+def some_of(names: Sequence[str], most: int = 20) -> str:
+    """Return the first names and the number of the others: `a, b and 3 more`."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
 def first_line(text: str) -> str:
     """Return the first line of a text that is not blank; empty if all are blank."""
     return next(iter(text.strip().splitlines()), "")

@@ -155,13 +155,13 @@ class RetrievalCounts(EvaluateCounts):
     def line(self) -> str:
         main = self.primary_metric
         found = f"{score(main, self.metrics[main])} ({self.interval(main)})"
-        return f"{found}, {self.rows:,} queries in {self.documents:,} documents"
+        return f"{found}, {self._queries} in {counted(self.documents, 'document')}"
 
     @property
     def sentence(self) -> str:
         main = self.primary_metric
         return (
-            f"Searching {self.documents:,} documents for {self.rows:,} queries, the model has "
+            f"Searching {counted(self.documents, 'document')} for {self._queries}, the model has "
             f"{score(main, self.metrics[main])}; the 95 % interval is {self.interval(main)}."
         )
 
@@ -171,6 +171,10 @@ class RetrievalCounts(EvaluateCounts):
         if BM25.lower() in self.forms:
             beside += f"; {BM25} {figure(PRIMARY, self.forms[BM25.lower()])}"
         return Headline(label=words(main), value=figure(main, self.metrics[main]), beside=beside)
+
+    @property
+    def _queries(self) -> str:
+        return counted(self.rows, "query", "queries")
 
 
 def run(config: EvaluateConfig) -> Manifest:

@@ -107,8 +107,9 @@ class ExportCounts(Counts):
     size_bytes: int
     fp32_bytes: int
     """Size of the model's weights."""
-    largest_difference: float
-    """Largest difference of a score from the model's, relative for scores above 1."""
+    largest_difference: float | None
+    """Largest difference of a score from the model's, relative for scores above 1; None for merged
+    weights, which have no graph."""
     runs: list[str]
     """The engines and precisions that may run the graph."""
     measured: Mapping[str, Any] = field(metadata=SPREAD)
@@ -119,19 +120,25 @@ class ExportCounts(Counts):
 
     @property
     def line(self) -> str:
-        difference = f"scores within {self.largest_difference:.2g} of the model's"
-        return f"{self.size_bytes / 1e6:,.1f} MB, {difference}"
+        size = f"{self.size_bytes / 1e6:,.1f} MB"
+        if self.largest_difference is None:
+            return f"{size} of merged weights"
+        return f"{size}, scores within {self.largest_difference:.2g} of the model's"
 
     @property
     def sentence(self) -> str:
+        size = f"{self.size_bytes / 1e6:,.1f} MB"
+        if self.largest_difference is None:
+            return f"The adapter was merged into the model's weights, {size}."
         return (
-            f"The exported graph is {self.size_bytes / 1e6:,.1f} MB; its scores differ from the "
-            f"model's by {self.largest_difference:.2g} at most."
+            f"The exported graph is {size}; its scores differ from the model's by "
+            f"{self.largest_difference:.2g} at most."
         )
 
 
 def run(config: ExportConfig) -> Manifest:
-    """Write the bundle with a graph, unless the metric drops by more than `max_drop`."""
+    """Write the bundle with a graph, unless the metric drops by more than `max_drop`; or the merged
+    weights."""
     if not config.weights:
         _check_installed(config)
     folder, model = bundle_input(config, config.model)
@@ -210,7 +217,7 @@ def _write_merged(
     counts = ExportCounts(
         size_bytes=size_bytes,
         fp32_bytes=size_bytes,
-        largest_difference=0.0,
+        largest_difference=None,
         runs=[str(predictor.execution)],
         measured={},
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +22,12 @@ from jaxtyping import Bool, Float, Int
 
 from bert_core import files
 from bert_core.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
-from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest
 from bert_core.tasks.digests import Digests, row_digests
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import PairInput
+from pipelines.answering.embedding import Embedded, embedded
 from pipelines.answering.mining import (
     DIGEST,
     TEXT,
@@ -61,7 +61,7 @@ from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.outputs import local_outputs
-from pipelines.runtime.progress import CUT, meter
+from pipelines.runtime.progress import CUT, counted, meter
 from pipelines.runtime.result import Result
 from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT
@@ -69,7 +69,6 @@ from tracking.runs.recorder import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.inference.predictor import Predictor
-    from bert_core.tasks.searching import Searching, Side
 
 PASSAGES, RELEVANT = "passages", "relevant.npy"
 """The embedded passages, and the digests of all queries with those of their passages."""
@@ -126,12 +125,16 @@ class MineCounts(PartsCounts):
 
     @property
     def line(self) -> str:
-        return f"{self.remarks.get(NEGATIVE_COUNT, 0):,} negatives for {self.rows:,} rows"
+        return f"{self._negatives} for {counted(self.rows, 'row')}"
 
     @property
     def sentence(self) -> str:
-        count = self.remarks.get(NEGATIVE_COUNT, 0)
-        return f"{self.rows:,} rows have {count:,} negatives, from {self.passages:,} passages."
+        passages = counted(self.passages, "passage")
+        return f"Mined {self._negatives} for {counted(self.rows, 'row')}, from {passages}."
+
+    @property
+    def _negatives(self) -> str:
+        return counted(self.remarks.get(NEGATIVE_COUNT, 0), "negative")
 
 
 class Models(NamedTuple):
@@ -211,8 +214,10 @@ def _mine(config: MineConfig, pairs: Corpus, passages: Corpus, models: Models) -
 
 def _check_models(config: MineConfig, models: Models) -> None:
     """Raise ConfigError unless the models are for vectors, and for ranking."""
+    from bert_core.tasks.searching import Searching
+
     task = _embedder(config, models.embedder).task
-    if not task.headless:
+    if not (task.headless and isinstance(task, Searching)):  # sparse vectors have a head
         raise ConfigError(
             f"model: wanted one for vectors, got {config.model}, which is for {task.name}: give "
             "another, or --task feature-extraction for the vectors of its encoder"
@@ -338,7 +343,7 @@ def _embed_part(config: MineConfig, folder: Path, part: PassagePart) -> int:
     ):
         for start in range(0, len(texts), ROWS_AT_ONCE):
             own = texts[start : start + ROWS_AT_ONCE]
-            vectors, _, _ = _embedded(predictor, own, "document")
+            vectors = _dense(embedded(predictor, own, "document"))
             flat = pa.array(vectors.ravel())
             columns = [
                 pa.array(own, pa.string()),
@@ -353,20 +358,9 @@ def _size(predictor: "Predictor") -> int:
     return predictor.bundle.encoder_config.hidden_size
 
 
-def _embedded(
-    predictor: "Predictor", texts: Sequence[str], side: "Side"
-) -> tuple[Float[np.ndarray, "texts size"], int, int]:
-    """Return the vectors of texts, the tokens in them, and how many texts were cut."""
-    if not texts:
-        return np.zeros((0, _size(predictor)), np.float32), 0, 0
-    task = cast("Searching", predictor.task)
-    rows = [{"text": text} for text in texts]
-    windows = predictor.task.encode(
-        rows, predictor.bundle.tokenizer, predictor.max_length, parameters=task.side(side)
-    )
-    vectors = task.matrix(windows, predictor.forward(windows))
-    assert isinstance(vectors, np.ndarray)
-    return vectors, sum(window.tokens for window in windows), cut_rows(windows)
+def _dense(texts: Embedded) -> Float[np.ndarray, "texts size"]:
+    assert isinstance(texts.vectors, np.ndarray)
+    return texts.vectors
 
 
 @dataclass(frozen=True)
@@ -419,15 +413,16 @@ class _Mining(OutputPart):
         Args:
             passages: how many there are.
         """
+        if not self.pairs:
+            return []
         found = self._found(passages)
         taken, scores = self._taken(found)
-        places = np.unique(np.concatenate([np.zeros(0, np.int64), *(
-            drawn[own] for drawn, own in zip(found.drawn, taken, strict=True)
-        )]))  # fmt: skip
+        drawn = [places[own] for places, own in zip(found.drawn, taken, strict=True)]
+        places = np.unique(np.concatenate(drawn))
         text_of = dict(zip(places.tolist(), texts_at(found.paths, places), strict=True))
         mined = []
         for number, own in enumerate(taken):
-            negatives = [text_of[place] for place in found.drawn[number][own].tolist()]
+            negatives = [text_of[place] for place in drawn[number].tolist()]
             mined.append(Mined(negatives, found.margins[number][own], scores[number]))
             self.counts[NEGATIVE_COUNT] += len(negatives)
             self.counts[FEWER] += len(negatives) < self.config.negatives
@@ -440,15 +435,16 @@ class _Mining(OutputPart):
     def _found(self, passages: int) -> Found:
         config, predictor = self.config, _embedder(self.config, self.models.embedder)
         texts, own_texts = ([pair[name] for pair in self.pairs] for name in ("text", "text_pair"))
-        queries, tokens, cut = _embedded(predictor, texts, "query")
-        own, own_tokens, own_cut = _embedded(predictor, own_texts, "document")
-        self.tokens += tokens + own_tokens
-        self.counts[CUT] += cut + own_cut
-        own_scores = (queries * own).sum(1)
+        asked = embedded(predictor, texts, "query")
+        owned = embedded(predictor, own_texts, "document")
+        self.tokens += asked.tokens + owned.tokens
+        self.counts[CUT] += asked.cut + owned.cut
+        queries = _dense(asked)
+        own_scores = (queries * _dense(owned)).sum(1)
         relevant = np.load(io.BytesIO(files.read_bytes(files.join(config.output, RELEVANT))))
         keys = np.stack([_of_texts(texts), _of_texts(own_texts)], axis=1)
         excluded = [belonging(int(query), relevant) for query in keys[:, 0]]
-        count = config.near.last_rank + max(map(len, excluded), default=0)
+        count = config.near.last_rank + max(map(len, excluded))
         paths = files.find_files(files.join(config.output, PASSAGES))
         scores, places, digests = nearest(queries, paths, min(count, passages))
         drawn, margins = [], []

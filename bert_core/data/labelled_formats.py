@@ -175,7 +175,8 @@ def _check_is_no_export(record: Record, source: str) -> None:
         or ("annotation_id" in record and "lead_time" in record),
         "doccano": bool(triples) and all(triples),
     }
-    for name in (name for name, does in looks_like.items() if does):
+    name = next((name for name, does in looks_like.items() if does), None)
+    if name is not None:
         raise CorpusError(
             f"{source}: wanted rows of a task, got an export of {FORMATS[name].source}: give "
             f"format {name}, which reads it as that tool writes it"

@@ -9,7 +9,7 @@ import html
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bert_core.data.contents import HEAD_BYTES, check_is_itself, format_of
 from bert_core.data.formats import decode_utf8
@@ -21,8 +21,8 @@ from bert_core.wording import shown
 ID, QUERY_ID, DOCUMENT_ID = ("_id", "id"), ("query-id", "query_id"), ("corpus-id", "corpus_id")
 """Names that a column has, the most common first."""
 TEXT, TITLE, SCORE = "text", "title", "score"
-_DOCUMENT = re.compile(rb"\s*<DOC\b", re.IGNORECASE)
-_TOPIC = re.compile(rb"\s*<top\b", re.IGNORECASE)
+_DOCUMENT = re.compile(rb"(?:\xef\xbb\xbf)?\s*<DOC\b", re.IGNORECASE)
+_TOPIC = re.compile(rb"(?:\xef\xbb\xbf)?\s*<top\b", re.IGNORECASE)
 _OF_TREC = {
     "document": re.compile(r"<DOC\b[^>]*>(.*?)</DOC>", re.DOTALL | re.IGNORECASE),
     "topic": re.compile(r"<top\b[^>]*>(.*?)</top>", re.DOTALL | re.IGNORECASE),
@@ -62,7 +62,7 @@ def texts_in(data: bytes, source: str) -> Iterator[Text]:
         source: the file's name.
     Raises: CorpusError naming the place of a row without an id or a text.
     """
-    if _DOCUMENT.match(data) or _TOPIC.match(data):
+    if trec_role(data):
         yield from _trec_texts(data, source)
         return
     for place, row in _rows(data, source):
@@ -142,7 +142,7 @@ def _trec_texts(data: bytes, source: str) -> Iterator[Text]:
     """Yield TREC's documents (all their text, without tags), or its topics (their title)."""
     check_is_itself(data[:HEAD_BYTES], source)
     contents = decode_utf8(data, source)
-    kind = "document" if _DOCUMENT.match(data) else "topic"
+    kind = "document" if trec_role(data) == "corpus" else "topic"
     for number, found in enumerate(_OF_TREC[kind].finditer(contents), 1):
         place, body = f"{kind} {number:,}", found[1]
         named = (_DOCNO if kind == "document" else _NUMBER).search(body)
@@ -170,9 +170,9 @@ def _trec_judgements(data: bytes, source: str) -> Iterator[Judgement]:
         yield Judgement(f"line {number:,}", found[1], found[2], float(found[3]))
 
 
-def is_of_trec(head: bytes) -> str | None:
-    """Return whether contents that begin with `head` are TREC's: `corpus` for documents, `queries`
-    for topics, else None."""
+def trec_role(head: bytes) -> Literal["corpus", "queries"] | None:
+    """Return the role of a TREC file that begins with `head`: `corpus` for documents, `queries` for
+    topics; None if it is not TREC's."""
     if _DOCUMENT.match(head):
         return "corpus"
     return "queries" if _TOPIC.match(head) else None

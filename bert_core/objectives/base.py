@@ -39,7 +39,7 @@ number of vectors per example. Examples that share a loss with the rest of their
 `ROWS` (Q,), and the whole batch, of vectors alone, has `OWN_ROWS`.
 """
 ROWS = "rows"
-"""Batch entry: the place of each example in its global batch, of which the loss is a whole."""
+"""Batch entry: the place of each example in its global batch, whose examples share one loss."""
 OWN_ROWS = "own_rows"
 """Batch entry: the examples whose share of a joint loss to compute; all examples if absent."""
 
@@ -62,7 +62,7 @@ class LossPart:
 class JointPart:
     """One part of a loss that is of all examples of a global batch together, over some of them.
 
-    Only who has the vectors of all examples can compute the loss: `train.joint`.
+    The loss needs the vectors of all examples, which `train.joint` gathers.
     """
 
     vectors: tuple[Float[Tensor, "items width"], ...]

@@ -74,7 +74,7 @@ class Contrastive:
 
     def part(self, vectors: Float[Tensor, "items width"], batch: Batch) -> LossPart:
         """Return the loss of the rows `OWN_ROWS` against the texts of all rows."""
-        return self._over_blocks(cross_entropy_of_targets, (vectors,), batch)
+        return self._over_blocks(cross_entropy, (vectors,), batch)
 
     def soft_part(
         self,
@@ -128,12 +128,6 @@ class Contrastive:
             sums.append(block[0])
             correct.append(block[1])
         return LossPart(torch.stack(sums).sum(), len(own_rows), torch.stack(correct).sum())
-
-
-def cross_entropy_of_targets(
-    scores: Float[Tensor, "rows compared"], targets: Int[Tensor, "rows"]
-) -> LossPart:
-    return cross_entropy(scores, targets)
 
 
 @dataclass(frozen=True)

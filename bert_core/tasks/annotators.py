@@ -72,7 +72,8 @@ def taken_of(records: Sequence[Record], items: Sequence[Sequence[int]], choice: 
         return Taken(own, Counter({"of other annotators": others} if others else {}))
     found = Taken([*records])
     for item in items:
-        agreed = _agreed([records[place] for place in item])
+        last_of = {str(records[place]["annotator"]): place for place in item}
+        agreed = _agreed([records[place] for place in last_of.values()])
         for place in item:
             found.records[place] = None
         found.records[item[0]] = agreed

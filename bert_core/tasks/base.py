@@ -52,7 +52,7 @@ class Options:
         for name, instead in sorted(cls.former_names.items()):
             if name in values:
                 raise ConfigError(
-                    f"options.{name}: wanted none, it is no option any more: {instead}"
+                    f"options.{name}: wanted none, since it is no longer an option: {instead}"
                 )
         for name in sorted(cls.read_names):
             if name in values:

@@ -7,12 +7,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from bert_core.errors import ConfigError
-from bert_core.wording import nearest
+from bert_core.wording import nearest, some_of
 
-USUAL = 0.5
-"""The threshold of a label, unless another was chosen."""
-SHOWN = 20
-"""How many labels a sentence names."""
+USUAL_THRESHOLD = 0.5
+"""Score from which a label is assigned, unless another threshold was chosen."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Decider:
             why = "none with multi_label, where a text may have no label" if several else "0 to 1"
             raise ConfigError(f"options.abstain_below: wanted {why}, got {abstain_below}")
         if several:
-            values = np.array([thresholds.get(label, USUAL) for label in labels])
+            values = np.array([thresholds.get(label, USUAL_THRESHOLD) for label in labels])
             return cls(values, abstain_below, several)
         return cls(_of_two(labels, thresholds), abstain_below, several)
 
@@ -119,14 +117,10 @@ def decision_notes(
         how += " and shifts" if any(shifts) else ""
         notes.append(f"scores are calibrated on selection rows, by {how}, in the weights")
     if thresholds:
-        shown = [f"{label} {value:.3g}" for label, value in list(thresholds.items())[:SHOWN]]
-        more = len(thresholds) - len(shown)
-        usual = "" if len(thresholds) == len(labels) or len(labels) == 2 else f", others {USUAL:g}"
-        notes.append(
-            f"a label is assigned from its threshold on: {', '.join(shown)}"
-            + (f" and {more} more" if more else "")
-            + usual
-        )
+        shown = some_of([f"{label} {value:.3g}" for label, value in thresholds.items()])
+        if len(labels) > 2 and len(thresholds) < len(labels):
+            shown += f", others {USUAL_THRESHOLD:g}"
+        notes.append(f"a label is assigned from its threshold on: {shown}")
     if abstain_below is not None:
         notes.append(f"it abstains where the best score is below {abstain_below:.3g}")
     return notes

@@ -114,7 +114,7 @@ class FeatureExtractionOptions(VectorOptions, TowerOptions):
 
     own_names: ClassVar = frozenset({"layer", "dimensions"})
     former_names: ClassVar = {
-        "group_size": "a row's negatives are the texts of its whole batch, set batch_size"
+        "group_size": "a row's negatives are the texts of its whole batch, so set batch_size"
     }
 
     normalize: bool = False

@@ -51,7 +51,11 @@ def with_names(
         )
     in_list = holds_ticks(of_file.records, field, names)
     if of_file.records and not in_list:
-        _check_present(of_file.records, source, field, names)
+        way_out = (
+            "give the names of columns that hold 0 or 1, or of the places of a list of "
+            f"{len(names)} of these in the column {field!r}"
+        )
+        _check_present(of_file.records, source, names, way_out)
     records: list[Row] = []
     numbers: list[int] = []
     unread = dict(of_file.unread)
@@ -75,13 +79,9 @@ def _with_texts(
 
     Raises: CorpusError naming a column that is missing.
     """
-    for name in names:
-        present = [*map(str, of_file.records[0])] if of_file.records else [name]
-        if not any(name in record for record in of_file.records) and of_file.records:
-            raise CorpusError(
-                f"{source}: wanted a column {name!r}, there are: {', '.join(present)}"
-                f"{nearest(name, present)}: give the names of the columns that hold the {field}"
-            )
+    if of_file.records:
+        way_out = f"give the names of the columns that hold the {field}"
+        _check_present(of_file.records, source, names, way_out)
     records: list[Row] = []
     for record in of_file.records:
         cells = [record.get(name) for name in names]
@@ -97,15 +97,15 @@ def one_or_more(target: type) -> frozenset[str]:
     return getattr(target, "one_or_more", frozenset())
 
 
-def _check_present(records: Sequence[Row], source: str, field: str, names: Sequence[str]) -> None:
-    """Check that each of `names` is a column of some record. Raises: CorpusError."""
+def _check_present(records: Sequence[Row], source: str, names: Sequence[str], way_out: str) -> None:
+    """Check that each of `names` is a column of some record. Raises: CorpusError with the way
+    out."""
     for name in names:
         if not any(name in record for record in records):
             present = [*map(str, records[0])]
             raise CorpusError(
                 f"{source}: wanted a column {name!r}, there are: {', '.join(present)}"
-                f"{nearest(name, present)}: give the names of columns that hold 0 or 1, or of the "
-                f"places of a list of {len(names)} of these in the column {field!r}"
+                f"{nearest(name, present)}: {way_out}"
             )
 
 

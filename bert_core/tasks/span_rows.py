@@ -68,9 +68,8 @@ def check_spans(row: Row, overlaps: Overlaps) -> None:
         own = span.get("text")
         if own not in (None, text[start:end]):
             raise InputError(
-                f"wanted in the text at {start} to {end} the span's own text, got "
-                f"{as_json(text[start:end])}, and the span says {as_json(own)}: correct the row, "
-                "or remove it"
+                f"wanted the span's own text, {as_json(own)}, at {start} to {end}, got "
+                f"{as_json(text[start:end])}: correct the row, or remove it"
             )
     if overlaps == "refuse" and (pair := _overlap(marks_in(row))) is not None:
         (label, start, end), (other, begins, ends) = pair

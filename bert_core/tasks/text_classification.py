@@ -25,23 +25,26 @@ from bert_core.metrics.classification import (
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives.graph_scores import CLASSIFICATION
 from bert_core.tasks.base import Kind, Remarks, numbered
-from bert_core.tasks.decider import Decider, check_labels, decision_notes
+from bert_core.tasks.decider import (
+    USUAL_THRESHOLD,
+    Decider,
+    check_labels,
+    decision_notes,
+)
 from bert_core.tasks.evaluation import Columns
 from bert_core.tasks.modules import activation_of
 from bert_core.tasks.shapes import Label, Row
 from bert_core.tasks.texts import TextOptions, TextParameters, TextTask, sigmoid, softmax
+from bert_core.wording import some_of
 
 if TYPE_CHECKING:
     from bert_core.objectives.classification import Classification
 
 Scoring = Literal["softmax", "sigmoid", "none"]
-SHOWN_LABELS = 20
 _TICKS = ({"0", "1"}, {"False", "True"})
 """Values of a column per label, in place of the label's name."""
 FITTED = ("thresholds", "abstain_below", "calibration")
 """Options that are fitted to the scores of one model."""
-LEAST_SCORE = 0.5
-"""Multi-label: a text is assigned the labels with at least this score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +168,7 @@ class TextClassification(TextTask):
             if self.labels and label is not None and label not in self._ids:
                 raise ConfigError(
                     f"options.{name}: wanted one of the labels, got {label!r}; they are: "
-                    f"{_some(self.labels)}"
+                    f"{some_of(self.labels)}"
                 )
         # Without labels, options alone are known: rows are checked by them.
         self._f1_of = f1_names(self.labels, self.chosen.positive_label) if self.labels else {}
@@ -337,7 +340,7 @@ class TextClassification(TextTask):
             "labels_that_differ_only_by_case_or_spaces": "; ".join(
                 " and ".join(map(repr, alike)) for alike in _alike(support)
             ),
-            "labels_with_fewer_than_2_rows": _some(
+            "labels_with_fewer_than_2_rows": some_of(
                 [repr(label) for label in sorted(support) if support[label] < 2]
             ),
         }
@@ -426,7 +429,7 @@ class TextClassification(TextTask):
             if self.labels and label not in self._ids:
                 raise InputError(
                     f"its label {label!r} is not one of the model's, which are "
-                    f"{_some(self.labels)}: remove the row, or train the model on such rows first"
+                    f"{some_of(self.labels)}: remove the row, or train the model on such rows first"
                 )
 
 
@@ -436,7 +439,7 @@ def _assigned(answer: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _is_assigned(entry: dict[str, Any]) -> bool:
-    return bool(entry.get("assigned", entry["score"] >= LEAST_SCORE))
+    return bool(entry.get("assigned", entry["score"] >= USUAL_THRESHOLD))
 
 
 def _labels_of(row: Row, *, several: bool) -> list[str]:
@@ -450,11 +453,6 @@ def _alike(labels: Iterable[str]) -> list[list[str]]:
         form = "".join(unicodedata.normalize("NFKC", label).casefold().split())
         by_form.setdefault(form, []).append(label)
     return [alike for alike in by_form.values() if len(alike) > 1]
-
-
-def _some(labels: Sequence[str]) -> str:
-    more = len(labels) - SHOWN_LABELS
-    return ", ".join(labels[:SHOWN_LABELS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _scores(logits: Float[np.ndarray, "rows classes"], function: Scoring) -> np.ndarray:

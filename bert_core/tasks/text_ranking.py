@@ -17,6 +17,7 @@ from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.retrieval import ranking_columns, ranking_metrics
 from bert_core.model.config import EncoderConfig
+from bert_core.objectives import ListLoss
 from bert_core.objectives.graph_scores import CLASSIFICATION
 from bert_core.tasks.base import Kind, Options, Task, numbered
 from bert_core.tasks.evaluation import Columns, Evaluated
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 MOST_RELEVANT = 60
 """The highest grade whose gain, two to its power, leaves room for sums in fp32."""
-RankingLoss = Literal["pointwise", "listnet", "lambda"]
+RankingLoss = Literal["pointwise", ListLoss]
 
 
 @dataclass(frozen=True, kw_only=True)

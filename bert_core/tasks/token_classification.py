@@ -95,7 +95,7 @@ from bert_core.tasks.tagged_words import (
     word_answers,
     words_with_their_tags,
 )
-from bert_core.wording import as_json
+from bert_core.wording import as_json, some_of
 
 if TYPE_CHECKING:
     from bert_core.objectives.token_classification import TokenLabels
@@ -379,8 +379,8 @@ class TokenClassification(Task):
         if plain_tags:
             raise CorpusError(
                 "training rows: wanted all tags to mark entities (B-PER, I-PER, O), or none, got "
-                f"{_some(plain_tags)} among them: correct them, or set options.entities = false "
-                "to score each tag by itself"
+                f"{some_of(plain_tags, SHOWN_TAGS)} among them: correct them, or set "
+                "options.entities = false to score each tag by itself"
             )
         if of_words:
             scheme, _ = recognised((row["tags"] for row in of_words), options.scheme)
@@ -615,7 +615,8 @@ class TokenClassification(Task):
                 remarks |= {"tag_scheme": scheme, "tags_that_break_their_scheme": broken}
             tags = [name_of(type_of(tag)) for tag in tags if tag != OUTSIDE]
         else:
-            remarks["tags_mark_no_entities"] = f"accuracy decides ({_some(sorted(set(tags)))})"
+            shown = some_of(sorted(set(tags)), SHOWN_TAGS)
+            remarks["tags_mark_no_entities"] = f"accuracy decides ({shown})"
         unknown = [tag for tag in tags if tag not in self._types]
         marked = [span["label"] for row in rows for span in row.get("spans", ())]
         unmarked = [label for label in marked if label not in self._types]
@@ -648,7 +649,7 @@ class TokenClassification(Task):
         if self.labels and not self.chosen.entities and "tokens" not in row:
             raise InputError(
                 f"wanted tokens and tags, since the model's tags mark no entities "
-                f"({_some(self.labels)}), got spans: give rows with tags"
+                f"({some_of(self.labels, SHOWN_TAGS)}), got spans: give rows with tags"
             )
         if not self.labels or not self.chosen.entities or "tokens" not in row:
             return
@@ -705,7 +706,8 @@ def _check_options(
         "inner_marks": bool(options.inner_marks),
         "scheme": options.scheme is not None and not has_words,
     }
-    for name in (name for name, is_unfit in unfit.items() if has_spans and is_unfit):
+    name = next((name for name, is_unfit in unfit.items() if is_unfit), None)
+    if has_spans and name is not None:
         raise CorpusError(
             f"training rows: wanted tokens and tags with options.{name} = "
             f"{as_json(getattr(options, name))}, got spans, which are entities of the parts of "
@@ -720,12 +722,6 @@ def _too_few(labels: Sequence[str], *, has_spans: bool) -> str:
         f"training rows: wanted at least two tags, found {len(labels)} "
         f"({', '.join(labels) or 'no rows'}): add rows with another tag"
     )
-
-
-def _some(tags: Sequence[str]) -> str:
-    """Return the first few tags and the number of the others, for a message."""
-    more = len(tags) - SHOWN_TAGS
-    return ", ".join(tags[:SHOWN_TAGS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _column(values: list[Any]) -> np.ndarray:

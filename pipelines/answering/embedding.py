@@ -16,6 +16,7 @@ from pipelines.runtime.progress import meter
 from pipelines.runtime.stage_config import StageConfig
 
 if TYPE_CHECKING:
+    from bert_core.inference.predictor import Predictor
     from bert_core.tasks.searching import Matrix, Searching, Side
 
 TEXTS_PER_TASK = 512
@@ -69,16 +70,18 @@ def _embed(
     side: "Side",
     texts: Sequence[str],
 ) -> dict[str, Any]:
-    predictor = predictor_of(folder, threads, name, options)
+    done = embedded(predictor_of(folder, threads, name, options), texts, side)
+    return {"vectors": pack(done.vectors), "tokens": done.tokens, "cut": done.cut}
+
+
+def embedded(predictor: "Predictor", texts: Sequence[str], side: "Side") -> Embedded:
+    """Embed texts, at least one, in this process."""
     task, rows = cast("Searching", predictor.task), [{"text": text} for text in texts]
     windows = predictor.task.encode(
         rows, predictor.bundle.tokenizer, predictor.max_length, parameters=task.side(side)
     )
-    return {
-        "vectors": pack(task.matrix(windows, predictor.forward(windows))),
-        "tokens": sum(window.tokens for window in windows),
-        "cut": cut_rows(windows),
-    }
+    vectors = task.matrix(windows, predictor.forward(windows))
+    return Embedded(vectors, sum(window.tokens for window in windows), cut_rows(windows))
 
 
 def pack(vectors: "Matrix") -> Packed:

@@ -44,32 +44,35 @@ def predict_rows(
     options: str = NO_OPTIONS,
 ) -> RowAnswers:
     """Answer every row with a model."""
-    starts = range(0, len(rows), ROWS_PER_TASK)
-    tasks = [(start, rows[start : start + ROWS_PER_TASK]) for start in starts]
-    answers: list[list[Any]] = [[] for _ in tasks]
-    tokens = cut = 0
+    parts = _parts_of(rows)
+    done: list[dict[str, Any]] = [{}] * len(parts)
     work = partial(_predict, folder.absolute(), config.threads_per_worker, task, options)
     with meter("predicting", len(rows), "rows") as progress:
-        for index, part in run_tasks(work, tasks, config, use_gpu=True):
-            answers[index] = part["answers"]
-            tokens += part["tokens"]
-            cut += part["cut"]
+        for index, part in run_tasks(work, parts, config, use_gpu=True):
+            done[index] = part
             progress.add(len(part["answers"]))
-    return RowAnswers([answer for part in answers for answer in part], tokens, cut)
+    return _joined(done)
 
 
 def predict_here(folder: Path, rows: Sequence[Row], threads: int) -> RowAnswers:
     """Answer every row with a model in this process."""
-    parts: list[dict[str, Any]] = []
+    done: list[dict[str, Any]] = []
     with meter("predicting", len(rows), "rows") as progress:
-        for start in range(0, len(rows), ROWS_PER_TASK):
-            part = start, rows[start : start + ROWS_PER_TASK]
-            parts.append(_predict(folder, threads, None, NO_OPTIONS, part))
-            progress.add(len(parts[-1]["answers"]))
+        for part in _parts_of(rows):
+            done.append(_predict(folder, threads, None, NO_OPTIONS, part))
+            progress.add(len(part[1]))
+    return _joined(done)
+
+
+def _parts_of(rows: Sequence[Row]) -> list[tuple[int, Sequence[Row]]]:
+    starts = range(0, len(rows), ROWS_PER_TASK)
+    return [(start, rows[start : start + ROWS_PER_TASK]) for start in starts]
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> RowAnswers:
     answers = [answer for part in parts for answer in part["answers"]]
-    return RowAnswers(
-        answers, sum(part["tokens"] for part in parts), sum(part["cut"] for part in parts)
-    )
+    tokens, cut = (sum(part[name] for part in parts) for name in ("tokens", "cut"))
+    return RowAnswers(answers, tokens, cut)
 
 
 def _predict(

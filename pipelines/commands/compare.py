@@ -20,7 +20,7 @@ from pipelines.commands.listing import show_table
 from pipelines.corpus.labelled import LabelledConfig, labelled_rows, rows_of, usual_columns
 from pipelines.runtime.progress import counted, say
 from tracking.models.references import Reference
-from tracking.runs.story import figure, words
+from tracking.runs.story import figure, is_share, words
 
 if TYPE_CHECKING:
     from bert_core.tasks.base import Task
@@ -82,7 +82,7 @@ def run(config: CompareConfig) -> None:
     for name, folder in zip(("A", "B"), folders, strict=True):
         predictor = predictor_of(folder, config.threads)
         if seen := int(predictor.bundle.has_seen(predictor.task, rows).sum()):
-            say(f"{name} was trained or selected on {seen:,} of them, which favour it")
+            say(f"{name} was trained or selected on {seen:,} of them, so they favour it")
     _show_rows(config, rows, a, b)
 
 
@@ -116,15 +116,16 @@ def _show_metrics(a: Answered, b: Answered) -> None:
     of_a, of_b = a.task.metrics(a.columns), b.task.metrics(b.columns)
     table = []
     for name, changes in differences(b.task.metrics, b.columns, a.columns).items():
-        values = [figure(name, of_a[name]), figure(name, of_b[name])]
-        is_share = all(value.endswith("%") for value in values)
-        table.append([words(name), *values, *(_change(is_share, each) for each in changes)])
+        values = [of_a[name], of_b[name]]
+        in_points = all(is_share(name, value) for value in values)
+        shown = [figure(name, value) for value in values]
+        table.append([words(name), *shown, *(_change(in_points, each) for each in changes)])
     show_table(["metric", "A", "B", "B − A", "from", "to"], table)
 
 
-def _change(is_share: bool, difference: float) -> str:
+def _change(in_points: bool, difference: float) -> str:
     """Return a difference of metrics; of shares, in points of a hundred."""
-    return f"{100 * difference:+.1f}" if is_share else f"{difference:+.4g}"
+    return f"{100 * difference:+.1f}" if in_points else f"{difference:+.4g}"
 
 
 def _show_rows(config: CompareConfig, rows: Sequence[Row], a: Answered, b: Answered) -> None:

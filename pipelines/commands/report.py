@@ -43,7 +43,7 @@ from pipelines.runtime.progress import counted, say
 from tracking.runs.curves import Curve
 from tracking.runs.goodput import duration
 from tracking.runs.metric_names import ACTIVITIES, CURVES
-from tracking.runs.story import figure, score, short_number, words
+from tracking.runs.story import figure, is_share, score, short_number, words
 from tracking.store.server import connect, tracking_uri, without_password
 
 PAGES = Path(__file__).parent
@@ -210,9 +210,10 @@ def _worth_of_pretraining(runs: Sequence[Run]) -> tuple[Run | None, str]:
                 gain, error = paired_difference(
                     other.counts["seeds"], scratch.counts["seeds"], main
                 )
-                reached = score(main, scratch.counts[f"{main}_mean"])
+                mean, points = scratch.counts[f"{main}_mean"], (100, 1, " points")
+                reached = score(main, mean)
                 # Points of a percentage, or the metric's own unit.
-                factor, digits, unit = (100, 1, " points") if reached.endswith("%") else (1, 3, "")
+                factor, digits, unit = points if is_share(main, mean) else (1, 3, "")
                 spread = (
                     f", standard error {factor * error:.{digits}f}" if np.isfinite(error) else ""
                 )

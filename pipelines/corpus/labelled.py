@@ -107,8 +107,9 @@ class Unlabelled:
 
 
 def retrieval_files_of(config: LabelledConfig, split: Split) -> RetrievalFiles | None:
-    """Return the files of the retrieval set that `config` names; None if it names rows."""
-    if config.source == DOCSTRINGS:
+    """Return the files of the retrieval set that `config` names; None if it names rows, as with a
+    format."""
+    if config.source == DOCSTRINGS or config.format is not None:
         return None
     splits = SPLITS_FOR[split] if config.split is None else (config.split,)
     return retrieval_files(config.source, splits, named=config.split is not None)
@@ -120,11 +121,14 @@ def labelled_files(config: LabelledConfig, split: Split) -> list[str]:
 
     Raises: CorpusError if there are none; ConfigError if `config` has a split but names its files.
     """
+    found = retrieval_files_of(config, split)
+    return _row_files(config, split) if found is None else found.paths
+
+
+def _row_files(config: LabelledConfig, split: Split) -> list[str]:
     source = config.source
     if source == DOCSTRINGS:
         return [docstrings.labelled_file(split)]
-    if (found := retrieval_files_of(config, split)) is not None:
-        return found.paths
     splits = SPLITS_FOR[split] if config.split is None else (config.split,)
     kind = _kind_of(config.format)
     names_split = config.split is not None
@@ -191,7 +195,7 @@ def labelled_rows(
     """
     if (retrieval := retrieval_files_of(config, split)) is not None:
         return _pairs_of(retrieval, config, split, shapes[0], checked)
-    paths, classes = labelled_files(config, split), hub.class_names(config.source)
+    paths, classes = _row_files(config, split), hub.class_names(config.source)
     names_of_labels = label_names(config.label_names)
     if config.source != DOCSTRINGS and paths != [config.source]:
         names = [path.rpartition("/")[2] for path in paths]

@@ -18,9 +18,9 @@ from bert_core.data.contents import HEAD_BYTES
 from bert_core.data.retrieval_formats import (
     Judgement,
     Text,
-    is_of_trec,
     judgements_in,
     texts_in,
+    trec_role,
 )
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.metrics.judged import Judgements
@@ -146,7 +146,7 @@ def _role_of(source: str, path: str) -> str | None:
     if _OTHER_ROLES.search(name):
         return None
     suffix, _ = files.suffixes(path)
-    if suffix in _TREC_SUFFIXES and (role := is_of_trec(files.look_into(path, HEAD_BYTES)[0])):
+    if suffix in _TREC_SUFFIXES and (role := trec_role(files.look_into(path, HEAD_BYTES)[0])):
         return role
     if suffix not in _TREC_SUFFIXES and hub.TABLES.names.search(path) is None:
         is_lines_of_trec = suffix in ("txt", QRELS) and _ROLES[QRELS].search(name)

@@ -18,16 +18,13 @@ from bert_core.checks import (
 from bert_core.data.order import GlobalOrder, Order
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.objectives.class_weights import Weighting, class_weights, positive_weights
-from bert_core.wording import nearest
+from bert_core.wording import nearest, some_of
 from pipelines.runtime.progress import say
 
 if TYPE_CHECKING:
     from bert_core.data.windows import Window
     from bert_core.objectives.class_loss import ClassLoss
     from bert_core.tasks.base import Task
-
-SHOWN = 20
-"""How many labels a line shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,20 +102,14 @@ def class_loss(config: ClassesConfig, task: "Task", windows: "Sequence[Window]")
     weights: tuple[float, ...] = ()
     if config.is_weighted:
         weights = _weights(config, task, windows)
-        shown = [f"{label} {weight:.3g}" for label, weight in _shown(task.labels, weights)]
-        more = len(task.labels) - len(shown)
-        say(f"weights of labels: {', '.join(shown)}" + (f" and {more} more" if more else ""))
+        heaviest = sorted(zip(task.labels, weights, strict=True), key=lambda pair: -pair[1])
+        shown = some_of([f"{label} {weight:.3g}" for label, weight in heaviest])
+        say(f"weights of labels: {shown}")
     return ClassLoss(
         weights=weights,
         focal_gamma=config.focal_gamma,
         label_smoothing=config.label_smoothing,
     )
-
-
-def _shown(labels: Sequence[str], weights: Sequence[float]) -> list[tuple[str, float]]:
-    """Return the labels with their weights, the heaviest first, at most `SHOWN`."""
-    pairs = zip(labels, weights, strict=True)
-    return sorted(pairs, key=lambda pair: -pair[1])[:SHOWN]
 
 
 def _weights(config: ClassesConfig, task: "Task", windows: "Sequence[Window]") -> tuple[float, ...]:
@@ -129,7 +120,7 @@ def _weights(config: ClassesConfig, task: "Task", windows: "Sequence[Window]") -
     if unknown:
         raise ConfigError(
             f"classes.weights: wanted labels of the training rows, got {unknown[0]!r}"
-            f"{nearest(unknown[0], task.labels)}; they are: {_some(task.labels)}"
+            f"{nearest(unknown[0], task.labels)}; they are: {some_of(task.labels)}"
         )
     named = dict(zip(task.labels, counts.tolist(), strict=True))
     _check_rows(config, task, named, len(classes) if several else None)
@@ -162,8 +153,8 @@ def _check_rows(
     if absent:
         raise CorpusError(
             "classes: wanted at least one training row of every label, got none of "
-            f"{_some([*map(repr, absent)])}: add rows, lower selection.share if the selection rows "
-            "have them all, or leave weights and sampling out"
+            f"{some_of([*map(repr, absent)])}: add rows, lower selection.share if the selection "
+            "rows have them all, or leave weights and sampling out"
         )
     always = [label for label, count in counts.items() if count == rows]
     if always and not config.weights:
@@ -227,8 +218,3 @@ def _classes(task: "Task", windows: "Sequence[Window]") -> Int[np.ndarray, "item
 
 def _counts(classes: Int[np.ndarray, "items"], labels: int) -> Int[np.ndarray, "labels"]:
     return np.bincount(classes, minlength=labels)
-
-
-def _some(labels: Sequence[str]) -> str:
-    more = len(labels) - SHOWN
-    return ", ".join(labels[:SHOWN]) + (f" and {more} more" if more > 0 else "")

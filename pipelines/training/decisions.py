@@ -11,7 +11,9 @@ from bert_core import files
 from bert_core.errors import ConfigError
 from bert_core.metrics.calibration import reliability
 from bert_core.metrics.decisions import best_threshold, threshold_of_precision
+from bert_core.wording import some_of
 from pipelines.runtime.progress import say
+from tracking.runs.story import percent
 
 if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
@@ -96,11 +98,7 @@ def decide(
     if config.thresholds:
         thresholds, lacking = _thresholds(task, labels, after)
         if lacking:
-            says.append(
-                f"no selection row has {', '.join(lacking[:20])}"
-                + (f" and {len(lacking) - 20} more" if len(lacking) > 20 else "")
-                + ": the threshold stays at 0.5"
-            )
+            says.append(f"no selection row has {some_of(lacking)}: the threshold stays at 0.5")
         made = replace(made, thresholds=thresholds)
     if config.abstain_precision is not None:
         answered = made.of(task).decode(rows, [], list(scaling.applied(logits)))
@@ -141,12 +139,13 @@ def _abstain_below(
     below = threshold_of_precision(confidence, is_right, precision)
     if below is None:
         return None, (
-            f"of the {len(rows):,} selection rows, those with the highest scores are not answered "
-            f"rightly for {precision:.0%} either: the model never abstains"
+            f"no threshold makes {percent(precision)} of the answers to the {len(rows):,} "
+            "selection rows right, not even for the most confident ones: the model never abstains"
         )
     share = float(np.mean(confidence >= below))
     return below, (
-        f"it answers {share:.1%} of the selection rows, at least {precision:.0%} of them rightly"
+        f"it answers {percent(share)} of the selection rows, at least {percent(precision)} of them "
+        "correctly"
     )
 
 
@@ -159,12 +158,15 @@ def positive_label(task: "TextClassification") -> str:
 
     places = [*f1_names(task.labels, task.chosen.positive_label)]
     if len(task.labels) != 2 or len(places) != 1:
-        why = (
-            f"which of {' and '.join(task.labels)} it is for: set options.positive_label"
-            if len(task.labels) == 2
-            else "two labels, or options.multi_label: leave it out"
+        if len(task.labels) == 2:
+            raise ConfigError(
+                f"selection.thresholds: wanted to know which of {' and '.join(task.labels)} is the "
+                "positive label: set options.positive_label"
+            )
+        raise ConfigError(
+            f"selection.thresholds: wanted two labels or options.multi_label, got "
+            f"{len(task.labels)} labels: leave it out"
         )
-        raise ConfigError(f"selection.thresholds: wanted {why}")
     return task.labels[places[0]]
 
 

@@ -205,8 +205,14 @@ def encoded(
 
 def _check_negatives(batch_size: int, task: "Task", rows: list[dict[str, Any]]) -> None:
     """Raise ConfigError if a batch is a single row without negatives."""
-    alone = task.joint and batch_size == 1
-    if alone and not all(row.get("negatives") for row in rows):
+    if batch_size > 1 or not task.joint:
+        return
+    if task.kept_together is not None:
+        raise ConfigError(
+            "batch_size: wanted at least 2, since a query's passages are compared with each other, "
+            "got 1, with which nothing is learnt: raise it"
+        )
+    if not all(row.get("negatives") for row in rows):
         raise ConfigError(
             "batch_size: wanted at least 2, since a row's negatives are the other texts of its "
             "batch, got 1, with which nothing is learnt: raise it, or give every row negatives"

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.objectives.class_loss import ClassLoss
     from bert_core.tasks.base import Task
-    from bert_core.train.config import Frozen
     from pipelines.training.labelled_batches import LabelledRank
 
 SMALL_LR = 1e-3
@@ -59,9 +58,6 @@ class TrainableTask:
     """The loss of its head, if its rows have classes; None is the usual one."""
     answers: bool = True
     """Whether its head learns; if not, the bundle is not for any task."""
-    freeze: "Frozen" = "nothing"
-    """As in the config, and so is `freeze_layers`."""
-    freeze_layers: int = 0
 
     def weighing(self, classes: ClassesConfig, windows: "Sequence[Window]") -> "TrainableTask":
         """Return it with the loss for training on these windows. Raises: ConfigError or CorpusError
@@ -71,22 +67,21 @@ class TrainableTask:
         class_order(classes, self.task, windows, 0)  # fails now rather than in a worker
         return replace(self, loss=class_loss(classes, self.task, windows))
 
-    def freezing(self, part: "Frozen", layers: int) -> "TrainableTask":
-        """Return it with a part of the encoder frozen. Raises: ConfigError if that cannot be."""
+    def check_frozen(self, config: LabelledTrainingConfig) -> None:
+        """Raise ConfigError if the part of the encoder that `config` freezes cannot be frozen."""
         from bert_core.model.layers import without_values
         from bert_core.train.freezing import check_frozen
 
         with without_values():
             objective = self.task.build_objective(self.encoder_config)
-        check_frozen(self.encoder_config, part, layers, objective)
-        return replace(self, freeze=part, freeze_layers=layers)
+        check_frozen(self.encoder_config, config.freeze, config.freeze_layers, objective)
 
-    def built(self, seed: int) -> "ObjectiveModel":
+    def built(self, seed: int, config: LabelledTrainingConfig) -> "ObjectiveModel":
         """Build the initial model of a seed, with its loss and its frozen parts."""
         from bert_core.train.freezing import freeze
 
         model = self.build(seed)
-        freeze(model, self.freeze, self.freeze_layers)
+        freeze(model, config.freeze, config.freeze_layers)
         if self.loss is not None:
             for objective in model.objectives.values():
                 setattr(objective, "loss", self.loss)  # noqa: B010  # not a module nor a tensor
@@ -178,7 +173,7 @@ def learn(
 
     task, stage = trainable.task, lineage["stage"]
     trainable = trainable.weighing(config.classes, sets[TRAIN].windows)
-    trainable = trainable.freezing(config.freeze, config.freeze_layers)
+    trainable.check_frozen(config)
     trained_on = np.union1d(trainable.trained_rows, trained_rows(task, sets))
     remarks = remarks_of(stage, config, task, sets, trained_on)
     steps = config.steps(len(sets[TRAIN].windows))
@@ -337,7 +332,7 @@ def train_seeds(
         loop = LoopConfig(max_steps=steps, precision=config.precision, seed=seed)
         checkpoints = files.join(config.output, _checkpoints(index))
         first_record = _records_before(index, steps)
-        model = trainable.built(seed)
+        model = trainable.built(seed, config)
         if not config.fsdp:  # FSDP checkpoints hold all words, to resume with any number of workers
             train_read_words(model, rank.shown, rank.pad_id)
         train(
@@ -363,7 +358,7 @@ def train_seeds(
             report,
         )
         selected = chosen_checkpoint(checkpoints, place.rank)
-        model = trainable.built(seed)
+        model = trainable.built(seed, config)
         load_weights(selected, model, run_digest=digest)
         model.to(place.device)
         with clock.during("measuring"):

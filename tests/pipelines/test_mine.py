@@ -216,6 +216,8 @@ def test_what_cannot_be_mined_is_refused(
     new = replace(done, output=str(tmp_path / "new"), num_workers=2)
     with pytest.raises(ConfigError, match=r"model: wanted one for vectors, .* text-classification"):
         mine.run(replace(new, model=str(classifier)))
+    with pytest.raises(ConfigError, match=r"model: wanted one for vectors, .* sentence-similarity"):
+        mine.run(replace(new, task="sentence-similarity"))
     with pytest.raises(
         ConfigError, match=r"ranker: wanted a model for text-ranking, got .*vectors"
     ):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_core.errors import InputError
 from bert_core.manifest import Manifest
-from bert_core.wording import table
+from bert_core.wording import some_of, table
 from tracking.models.registry import Publication
 from tracking.runs import metric_names as names
 from tracking.runs.goodput import duration
@@ -145,9 +145,8 @@ def _summary(predictor: "Predictor") -> str:
     if not task.labels:
         return sentence
     notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in task.notes)
-    more = len(task.labels) - SHOWN_LABELS
-    names = ", ".join(map(code_span, task.labels[:SHOWN_LABELS]))
-    return f"{sentence} Its labels: {names}{f' and {more} more' if more > 0 else ''}.{notes}"
+    names = some_of([*map(code_span, task.labels)], SHOWN_LABELS)
+    return f"{sentence} Its labels: {names}.{notes}"
 
 
 def _use(publication: Publication, predictor: "Predictor", example: Any) -> str:

@@ -49,12 +49,16 @@ def figure(name: str, value: float | None) -> str:
         return "–"
     if isinstance(value, int):
         return str(value) if isinstance(value, bool) else f"{value:,}"
-    what, _, _ = name.partition(F1_OF)  # a label may be called anything
-    has_unit = what.endswith(UNITS) or any(part in what for part in NO_SHARES)
-    is_share = 0 <= value <= 1 and not has_unit
-    if is_share:
+    if is_share(name, value):
         return percent(value)
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:,.3g}"
+
+
+def is_share(name: str, value: float) -> bool:
+    """Whether a metric's value is a share, which is shown in percent."""
+    what, _, _ = name.partition(F1_OF)  # a label may be called anything
+    has_unit = what.endswith(UNITS) or any(part in what for part in NO_SHARES)
+    return 0 <= value <= 1 and not has_unit
 
 
 def words(name: str) -> str:

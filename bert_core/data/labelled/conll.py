@@ -87,7 +87,7 @@ def _with_attributes(lines: Sequence[Line]) -> list[Line]:
         [_attributes(cell) for cell in line.get("misc", ())] if isinstance(line, dict) else []
         for line in lines
     ]
-    names = {name for words in found for word in words for name in word}
+    names = dict.fromkeys(name for words in found for word in words for name in word)
     return [
         {**line, **{name: [word.get(name, OUTSIDE) for word in words] for name in names}}
         if words and isinstance(line, dict)

@@ -45,7 +45,6 @@ def _annotations(task: Row, number: int) -> Iterator[Line]:
     for name, what in (("drafts", "drafts"), ("predictions", "predictions of models")):
         if isinstance(task.get(name), list):
             yield Unused(what, len(task[name]))
-    used = 0
     for annotation in annotations:
         if not isinstance(annotation, Mapping):
             yield Unread(
@@ -56,8 +55,7 @@ def _annotations(task: Row, number: int) -> Iterator[Line]:
             yield LeftOut("cancelled")
         else:
             yield from _annotation(task, annotation)
-        used += 1
-    if not used:
+    if not annotations:
         yield LeftOut("without an annotation")
 
 

@@ -49,6 +49,14 @@ def test_the_majority_of_single_labels_is_the_most_frequent() -> None:
     assert taken.left_out == {"without a majority": 1}, "a and b, once each"
 
 
+def test_an_annotator_who_labelled_a_text_twice_has_one_vote_the_last() -> None:
+    names, labels = ("x", "x", "y", "z"), ("a", "b", "b", "a")
+    records = [record(1, name, label=each) for name, each in zip(names, labels, strict=True)]
+    taken = taken_of(records, [[0, 1, 2, 3]], "majority")
+    assert taken.records[0] is not None
+    assert taken.records[0]["label"] == "b"
+
+
 def test_the_majority_of_several_labels_and_spans_is_more_than_half() -> None:
     spans: list[Any] = [[0, 3, "person"], [9, 13, "place"]]
     by_name = {"start": 0, "end": 3, "label": "person", "text": "Ada"}

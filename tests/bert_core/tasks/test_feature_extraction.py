@@ -228,7 +228,7 @@ def test_every_length_is_measured_as_vectors_that_are_so_long(scored: bool) -> N
 
 
 def test_an_option_that_is_gone_says_what_to_do_and_older_bundles_are_read(tmp_path: Path) -> None:
-    message = "options.group_size: wanted none, it is no option any more: a row's negatives are"
+    message = "options.group_size: wanted none, since it is no longer an option: a row's"
     with pytest.raises(ConfigError, match=message):
         FeatureExtraction.options.check_given({"group_size": 32})
     task = FeatureExtraction.from_rows(PAIRS)

@@ -137,7 +137,7 @@ def test_a_text_without_a_word_has_an_empty_answer() -> None:
         ([span(0, 3, " ")], "wanted a label in every span, got {"),
         (
             [span(0, 3, text="new")],
-            'in the text at 0 to 3 the span\'s own text, got "New", and the span says "new": corr',
+            'wanted the span\'s own text, "new", at 0 to 3, got "New": correct the row',
         ),
         (
             [span(0, 5), span(4, 8, "city")],

@@ -417,8 +417,8 @@ def test_a_folder_of_brat_has_a_text_beside_each_file(
     assert labelled_input("train", source, "train").digest != before, "the texts are inputs too"
     (folder / "more" / "b.txt").write_text("Eve left")
     message = (
-        rf"{folder}/a\.ann, row 1: wanted in the text at 0 to 3 the span's own text, got \"Eve\", "
-        r'.* says "Ada": .*; the same is wrong in 1 other row \(b\.ann row 1\); 2 of 2 rows in all'
+        rf"{folder}/a\.ann, row 1: wanted the span's own text, \"Ada\", at 0 to 3, got "
+        r'"Eve": .*; the same is wrong in 1 other row \(b\.ann row 1\); 2 of 2 rows in all'
     )
     with pytest.raises(CorpusError, match=message):
         labelled_rows(source, "train", shapes, check)

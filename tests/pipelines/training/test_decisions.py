@@ -71,7 +71,9 @@ def test_a_model_abstains_as_often_as_its_precision_asks() -> None:
     scaled = made.scaling.applied(np.array([[each["ham"], each["spam"]] for each in scores]))
     metrics = decided.metrics(decided.compare(rows, decided.decode(rows, [], list(scaled))))
     assert metrics["answered_accuracy"] >= 0.9 > metrics["accuracy"]
-    assert f"it answers {metrics['coverage']:.1%} of the selection rows" in " ".join(made.says)
+    assert f"it answers {100 * metrics['coverage']:.1f}\xa0% of the selection rows" in " ".join(
+        made.says
+    )
 
 
 def test_what_cannot_be_decided_is_told() -> None:
@@ -84,7 +86,9 @@ def test_what_cannot_be_decided_is_told() -> None:
     answers = SINGLE.decode(wrong, [], [np.array([0.0, 2.0])] * 2, RAW)
     made = decide(SINGLE, wrong, answers, selection(abstain_precision=0.9))
     assert made.abstain_below is None
-    assert made.says[0].startswith("of the 2 selection rows, those with the highest scores are not")
+    assert made.says[0].startswith(
+        "no threshold makes 90.0\xa0% of the answers to the 2 selection rows right"
+    )
 
 
 @pytest.mark.parametrize("field", ["calibrate", "thresholds", "abstain_precision"])
@@ -112,11 +116,15 @@ def test_every_task_decides_or_refuses_to(name: str) -> None:
 @pytest.mark.parametrize(
     ("task", "asked", "wanted"),
     [
-        (TextClassification(["ham", "spam"]), {"thresholds": True}, "wanted which of ham and spam"),
+        (
+            TextClassification(["ham", "spam"]),
+            {"thresholds": True},
+            "wanted to know which of ham and spam",
+        ),
         (
             TextClassification(["a", "b", "c"]),
             {"thresholds": True},
-            "wanted two labels, or options",
+            "wanted two labels or options",
         ),
         (SEVERAL, {"abstain_precision": 0.9}, "abstain_precision: wanted none with multi_label"),
         (
