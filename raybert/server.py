@@ -11,7 +11,6 @@ from pipelines.commands.server_process import ServerProcess as Server
 from raybert.fields import arguments_of, configured
 
 __all__ = ["Server", "serve"]
-FIRST_PORT = 8000
 ELSEWHERE = ("apply", "dry_run", "status", "stop")
 """Fields of `raybert serve` that are about a server on a cluster."""
 
@@ -29,7 +28,8 @@ def serve(
     Args:
         models: names and references, as of `load`.
         config: a TOML file with the fields of `raybert serve`, which those given here override.
-        fields: more of them. Without a port, the first that is free from 8000 on is taken.
+        fields: more of them. With neither a port nor a `config`, 8000 is taken, or any free port if
+            it is in use.
     Raises: ConfigError if a value cannot be right; ResourceError if the server does not start, with
         its log.
     """
@@ -46,7 +46,7 @@ def serve(
         )
     require_extra("serve")
     if "port" not in fields and config is None:
-        fields["port"] = free_port(FIRST_PORT)
+        fields["port"] = free_port(parsed.port)
     folder = Path(tempfile.mkdtemp(prefix="raybert-serve-"))
     arguments = arguments_of("serve", config, fields)
     return Server.start(arguments, folder / "serve.log", module="raybert.attached")

@@ -35,7 +35,7 @@ from serve.cluster.capacity import check_memory, check_room
 from serve.cluster.haproxy_launcher import CONNECTIONS, DESCRIPTORS, possible_connections
 from serve.config import ServeConfig, config_of_one
 from serve.observe import tracing
-from serve.versions.finding import found
+from serve.versions.finding import find_in_child
 from serve.versions.plan import Deployable, find
 from tracking.store.ports import require_free
 
@@ -81,7 +81,7 @@ def run(config: ServeConfig) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the rest is in Serve's log
     with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
         check(config)
-        models = found(config, lambda name: print(f"loading {name}", flush=True))
+        models = find_in_child(config, lambda name: print(f"loading {name}", flush=True))
         if not config.together:
             check_memory(config.served, models)
         try:

@@ -82,7 +82,8 @@ class TextClassificationOptions(TextOptions):
 
     multi_label: bool = False
     """Whether a text has any number of labels, in a column `labels` of lists; otherwise it has one.
-    Metrics and the column `predicted_labels` count the labels that score 0.5 or more."""
+    Metrics and the column `predicted_labels` count the labels that reach their threshold: 0.5,
+    unless `thresholds` says otherwise."""
     out_of_scope: str | None = None
     """The label of texts to which no other label applies, if there is one (CLINC150's `oos`)."""
     positive_label: str | None = field(default=None, compare=False)

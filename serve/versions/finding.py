@@ -22,11 +22,11 @@ sys.path[:] = json.loads(sys.argv[2])
 from serve.versions.finding import answer
 answer(int(sys.argv[1]))
 """
-"""Run with the path of the parent, which lacks the working directory: folders of users have any
-name."""
+"""Run with the parent's sys.path and with -P, so that modules in the user's working directory are
+not imported."""
 
 
-def found(
+def find_in_child(
     config: ServeConfig, loading: Callable[[str], object] = lambda name: None
 ) -> dict[str, Deployable]:
     """Return what `find` returns, after it has run in a child process.
@@ -68,5 +68,5 @@ def answer(descriptor: int) -> None:
         except RaybertError as error:
             parent.send(error)
         except Exception:
-            traceback.print_exc()  # with its causes, which do not all survive the way
+            traceback.print_exc()  # with its causes, which pickling loses
             raise SystemExit(1) from None

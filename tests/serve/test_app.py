@@ -164,7 +164,7 @@ def test_a_bad_request_is_explained(client: httpx.Client) -> None:
 def test_an_unknown_model_is_a_404_that_names_the_served_ones(client: httpx.Client) -> None:
     response = client.post("/v1/models/dogs", json={"inputs": "a"})
     assert response.status_code == 404
-    message = 'there is no model "dogs": those served here are docs, other'
+    message = 'there is no model "dogs": those that you may use are docs, other'
     assert response.json() == {"error": message, "error_type": "not_found"}
 
 
@@ -534,7 +534,7 @@ def test_serve_run_deploys_one_model_at_the_same_paths(bundle: Path, tmp_path: P
             assert "ray_raybert_nodes_missing 0" in client.get("/metrics").text
             unknown = client.post("/v1/models/dogs/predict", json={"inputs": "a"})
             assert unknown.status_code == 404
-            assert unknown.json()["error"].endswith("those served here are docs")
+            assert unknown.json()["error"].endswith("those that you may use are docs")
             assert "/predict" in client.get("/openapi.json").json()["paths"]
     finally:
         kill(server)

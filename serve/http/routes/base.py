@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from bert_core.errors import InputError
 from bert_core.wording import shortened
 from serve.model.card import Card, ServedModel
-from serve.observe.records import log_failure, record_of
+from serve.observe.records import PART, log_failure, record_of
 from serve.request.auth import Caller, Keys
 from serve.request.body import CODING
 from serve.request.errors import (
@@ -81,10 +81,9 @@ def usable(models: Mapping[str, Value], caller: Caller | None) -> dict[str, Valu
 def unknown_model(name: str, models: Mapping[str, Any]) -> UnknownModelError:
     """Return the error for a request that names a model not served here; `models` are those that
     the caller may know of."""
-    return UnknownModelError(
-        f'there is no model "{shortened(name)}": those served here are '
-        f"{', '.join(models) or 'none that the key may use'}"
-    )
+    listed = ", ".join(models)
+    usable = f"those that you may use are {listed}" if models else "your key may use none"
+    return UnknownModelError(f'there is no model "{shortened(name)}": {usable}')
 
 
 async def forward(request: Request, model: ServedModel, path: str, body: bytes) -> Response:
@@ -110,8 +109,8 @@ async def forward(request: Request, model: ServedModel, path: str, body: bytes) 
 
 def headers_to_model(request: Request) -> list[tuple[str, str]]:
     """Return a request's headers for a model. The body that goes with them is already
-    decompressed."""
-    return [(name, value) for name, value in request.headers.items() if name != CODING]
+    decompressed, and only the front says what is a part of a request."""
+    return [(name, value) for name, value in request.headers.items() if name not in (CODING, PART)]
 
 
 def handler(surface: Surface, answer: Handler, about: str | None) -> Handler:

@@ -151,7 +151,7 @@ async def _first_for(task: str | None, models: Mapping[str, ServedModel]) -> str
             "what it is for: try again, or see /readyz"
         )
     listed = ", ".join(f"{name} ({', '.join(tasks)})" for name, tasks in known.items())
-    raise WrongTaskError(f"no model here is for {task}: those served here are {listed}")
+    raise WrongTaskError(f"no model that you may use is for {task}: there are {listed}")
 
 
 def _model_in(body: bytes) -> str | None:

@@ -207,7 +207,7 @@ def test_a_body_that_cannot_be_answered_is_explained(
 
 
 def test_an_unknown_model_is_a_404_that_names_the_served_ones(ask: Caller) -> None:
-    message = 'there is no model "dogs": those served here are docs'
+    message = 'there is no model "dogs": those that you may use are docs'
     openai = {"message": message, "type": "invalid_request_error", "param": None}
     for method, path, error in (
         ("POST", "/v1/models/dogs", {"error": message, "error_type": "not_found"}),

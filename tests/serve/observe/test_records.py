@@ -11,9 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from serve.http.app import LocalModel, create_front_app, create_model_app
 from serve.http.asgi_call import call
+from serve.http.routes.base import headers_to_model
 from serve.http.routes.front import PROMETHEUS
 from serve.model.card import Card, Response, ServedModel
 from serve.model.model import Model
@@ -224,6 +226,12 @@ class _Gone(ServedModel):
 
     async def request(self, *request: Any) -> Response:
         raise ConnectionError(MARKER)
+
+
+def test_a_client_cannot_pass_its_request_off_as_a_part_of_another() -> None:
+    headers = [(b"x-part", b"1"), (b"x-request-id", b"a"), (b"content-encoding", b"gzip")]
+    request = Request({"type": "http", "headers": headers})
+    assert headers_to_model(request) == [("x-request-id", "a")]
 
 
 def test_a_request_that_cannot_be_passed_on_is_recorded_by_the_front(

@@ -444,16 +444,19 @@ def test_a_key_that_names_its_models_asks_the_first_of_these_and_learns_of_no_ot
             answered = ask(path, one, inputs=["a"])
             assert (answered.status_code, answered.headers["X-Model"]) == (200, "mine")
         assert ask("/predict", one, inputs="a", model="its").status_code == 403
-        missing = 'there is no model "x": those served here are '
+        missing = 'there is no model "x": '
         for path, named in (
             ("/v1/models/x/embed", {}),
             ("/predict", {"model": "x", "inputs": "a"}),
             ("/v1/predict", {"models": ["x"], "inputs": "a"}),
         ):
-            for key, known in ((one, "mine"), (none, "none that the key may use")):
+            for key, known in (
+                (one, "those that you may use are mine"),
+                (none, "your key may use none"),
+            ):
                 assert ask(path, key, **named).json()["error"] == missing + known
         wrong_task = ask("/embed", one, inputs="a").json()["error"]
-        assert "those served here are mine (text-classification)" in wrong_task
+        assert "there are mine (text-classification)" in wrong_task
         refused = ask("/predict", none, inputs="a")
         assert refused.status_code == 403
         wanted = "wanted a model that it may use (nothing), got a server that has none of them"

@@ -175,7 +175,7 @@ def test_a_hundred_megabytes_that_are_sent_leave_the_server_as_it_was(server: st
         (f"/v1/models/{VECTORS}/predict", {"inputs": "a"}, 422, "wanted a model for text-classif"),
         (f"/v1/models/{CLASSES}/v1/embeddings", {"input": "a"}, 400, "wanted a model for feature"),
         (f"/v1/models/{VECTORS}/v1/rerank", {"query": "a", "documents": ["b"]}, 400, "text-rank"),
-        ("/embed_sparse", {"inputs": "a"}, 422, "no model here is for sparse-embedding"),
+        ("/embed_sparse", {"inputs": "a"}, 422, "no model that you may use is for sparse"),
         (f"/v1/models/{CLASSES}", {"inputs": {"question": "a", "context": "b"}}, 422, "wanted"),
         ("/v1/models/nothing/embed", {"inputs": "a"}, 404, 'there is no model "nothing"'),
         ("/v1/embeddings", {"input": "a", "model": "nothing"}, 404, 'there is no model "nothing"'),

@@ -8,7 +8,7 @@ import pytest
 from bert_core.errors import ConfigError, ResourceError
 from serve.config import ServeConfig
 from serve.versions import finding
-from serve.versions.finding import found
+from serve.versions.finding import find_in_child
 from serve.versions.plan import find
 
 
@@ -16,7 +16,7 @@ from serve.versions.plan import find
 def test_models_are_found_as_in_this_process_by_one_that_ends(bundle: Path) -> None:
     config, told = ServeConfig(models=[f"docs={bundle}", f"other={bundle}"]), list[str]()
     before = {each.pid for each in psutil.Process().children()}
-    models = found(config, told.append)
+    models = find_in_child(config, told.append)
     assert models == find(config)
     assert told == list(models) == ["docs", "other"]
     assert {each.pid for each in psutil.Process().children()} <= before
@@ -29,7 +29,7 @@ def test_an_error_about_a_model_is_raised_here(
     (tmp_path / "serve.py").write_text("raise SystemExit('a user has this name too')")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="nowhere: wanted") as error:
-        found(ServeConfig(models=["docs=./nowhere"]))
+        find_in_child(ServeConfig(models=["docs=./nowhere"]))
     with pytest.raises(ConfigError) as other:
         find(ServeConfig(models=["docs=./nowhere"]))
     assert str(error.value) == str(other.value)
@@ -38,4 +38,4 @@ def test_an_error_about_a_model_is_raised_here(
 def test_a_process_that_ends_without_an_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "PROGRAM", "raise SystemExit(3)")
     with pytest.raises(ResourceError, match=r"models: wanted each to be loaded .* ended with 3"):
-        found(ServeConfig(models=["docs=runs/bundle"]))
+        find_in_child(ServeConfig(models=["docs=runs/bundle"]))
