@@ -205,7 +205,7 @@ def test_an_option_of_earlier_versions_is_refused_before_ray_starts(
         tuning, task="feature-extraction", train=pairs, held_out=None, batch_size=16, num_workers=2,
         address="127.0.0.1:1", options={"group_size": 8},
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"^options\.group_size: wanted none, it is no"):
+    with pytest.raises(ConfigError, match=r"^options\.group_size: wanted none, since it is no"):
         finetune.run(embedding)
 
 

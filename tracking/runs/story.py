@@ -58,7 +58,7 @@ def is_share(name: str, value: float) -> bool:
     """Whether a metric's value is a share, which is shown in percent."""
     what, _, _ = name.partition(F1_OF)  # a label may be called anything
     has_unit = what.endswith(UNITS) or any(part in what for part in NO_SHARES)
-    return 0 <= value <= 1 and not has_unit
+    return bool(0 <= value <= 1) and not has_unit  # a NumPy number compares as NumPy's
 
 
 def words(name: str) -> str:

@@ -335,7 +335,7 @@ MARKS = [
     *("*", ":", ";", "#", "----", "&", "&#0;", "&#xfffc;", "&lt;", "__A__", "\x00", "\ufffc", "a"),
     *(" ", ",", "(", ")", "File:", "http://", "~", "<math>", "</math>", "</", "<br", "\ud800", "{"),
 ]
-THOROUGH = settings(max_examples=300, deadline=None, derandomize=True)
+THOROUGH = settings(max_examples=150, deadline=None, derandomize=True)
 
 
 @given(st.lists(st.sampled_from(MARKS), max_size=60).map("".join) | st.text(max_size=60))

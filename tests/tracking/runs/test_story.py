@@ -1,5 +1,6 @@
 """Figures in words."""
 
+import numpy as np
 import pytest
 
 from tracking.runs.story import amount, figure, first_counts, short_number
@@ -47,6 +48,7 @@ def test_short_numbers_have_three_digits_at_most(number: float, told: str) -> No
 )
 def test_only_a_share_is_shown_in_percent(name: str, told: str) -> None:
     assert plain(figure(name, 0.423)) == told
+    assert plain(figure(name, np.float64(0.423))) == told
 
 
 @pytest.mark.parametrize(
