@@ -53,9 +53,10 @@ from bert_core.model.config import AttentionConfig, EncoderConfig, FeedForwardCo
 from bert_core.model.hf import encoder_config_to_huggingface
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import ObjectiveModel
+from bert_core.scores import Precision
 from bert_core.tasks.shapes import labelled
 from bert_core.tasks.text_classification import TextClassification
-from bert_core.train.config import LoopConfig, OptimizerConfig, Precision
+from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.hardware import (
     HUGE_PAGES,
     flush_denormals,

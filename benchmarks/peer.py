@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from bert_core.train.config import Precision
+from bert_core.scores import Precision
 
 WARM_UP = 2
 """Steps that are not timed: they compile and allocate memory."""

@@ -14,8 +14,9 @@ from benchmarks.peer import now, training_arguments
 from bert_core.batches import collate
 from bert_core.collation import buckets
 from bert_core.data.windows import Window
+from bert_core.scores import Precision
 from bert_core.tasks.base import Task
-from bert_core.train.config import OptimizerConfig, Precision
+from bert_core.train.config import OptimizerConfig
 
 SHARE_OF_WARM_UP = 0.1
 MOST_TOKENS = 8192

@@ -44,7 +44,8 @@ from bert_core.model.size import training_flops
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
-from bert_core.train.config import LoopConfig, OptimizerConfig, Precision
+from bert_core.scores import Precision
+from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.hardware import peak_flops
 
 VOCAB_SIZE = 30_522

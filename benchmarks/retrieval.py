@@ -31,8 +31,9 @@ from bert_core.model.attention import packing
 from bert_core.model.config import EncoderConfig
 from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
+from bert_core.scores import Precision
 from bert_core.tasks.feature_extraction import FeatureExtraction
-from bert_core.train.config import LoopConfig, OptimizerConfig, Precision
+from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.hardware import flush_denormals, keep_freed_memory
 from bert_core.train.loop import training_steps
 from bert_core.train.optim import build_optimizer

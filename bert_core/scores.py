@@ -7,13 +7,17 @@ weights; the backends for graphs are in `inference.engines`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from bert_core.collation import Arrays, buckets, collate, laid_out_tokens
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError
+
+Precision = Literal["fp32", "bf16"]
+"""Precision of the matrix products of a model that is computed from weights; parameters and losses
+are in fp32."""
 
 
 class Backend(ABC):

@@ -1,7 +1,7 @@
 """Computes the scores of windows from weights, with torch."""
 
 from collections.abc import Hashable, Sequence
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -10,13 +10,11 @@ from bert_core.batches import tensors
 from bert_core.collation import Arrays
 from bert_core.data.windows import Window
 from bert_core.objectives.base import Objective, ObjectiveModel, encoded_once
-from bert_core.scores import Backend
+from bert_core.scores import Backend, Precision
 
 GPU_TOKENS, TOKENS_PER_THREAD = 8192, 1024
 """Most tokens, padding included, per forward pass on a GPU, and per thread on a CPU, whose cache
 should hold a layer's activations."""
-
-Precision = Literal["fp32", "bf16"]
 
 
 class TorchBackend(Backend):

@@ -25,6 +25,8 @@ from serve.request.complaint import complaint
 from serve.request.limits import Limits
 from serve.request.local_hosts import is_loopback
 
+ComparisonMode = Literal["shadow", "split"]
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Name of a model."""
 _BETWEEN = re.compile(r",\s*|\s+(?=[^\s=/]+=)")
@@ -107,7 +109,7 @@ class CandidateConfig:
     """The candidate's reference, as a model's."""
     share: PositiveShare = 0.1
     """The share of requests."""
-    mode: Literal["shadow", "split"] = "shadow"
+    mode: ComparisonMode = "shadow"
     """`shadow`: the model's answer is returned, and how far the candidate agrees is recorded in
     MLflow. `split`: the candidate's answer is returned, to the same callers every time."""
 

@@ -22,7 +22,7 @@ from bert_core.files import is_uri
 from bert_core.inference.engines.catalog import ENGINES
 from bert_core.inference.executions import AUTO, possible_executions, seconds_per_token
 from bert_core.manifest import folder_with
-from bert_core.scores import Backend
+from bert_core.scores import Backend, Precision
 from bert_core.tasks.base import Parameters, Task, check_length
 from bert_core.tasks.catalog import TASKS, also
 from bert_core.tasks.fill_mask import FillMask
@@ -30,7 +30,6 @@ from bert_core.tasks.shapes import Row, as_row
 
 if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
-    from bert_core.torch_scores import Precision
 
 
 class Predictor:

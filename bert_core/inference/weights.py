@@ -8,8 +8,9 @@ from bert_core.determinism import fix_products
 from bert_core.model.attention import packing
 from bert_core.model.layers import without_values
 from bert_core.objectives.base import ObjectiveModel
+from bert_core.scores import Precision
 from bert_core.tasks.base import Task
-from bert_core.torch_scores import Precision, TorchBackend
+from bert_core.torch_scores import TorchBackend
 
 
 def torch_backend(

@@ -15,9 +15,9 @@ from bert_core.checks import (
     check_fields,
 )
 from bert_core.errors import ConfigError
+from bert_core.scores import Precision
 from bert_core.train.schedule import Decay, share_of_peak
 
-Precision = Literal["fp32", "bf16"]
 Algorithm = Literal["adamw", "lamb", "muon"]
 Frozen = Literal["nothing", "embeddings", "encoder"]
 """Parts of a model that training may leave as they are."""

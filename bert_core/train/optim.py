@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bert_core.errors import ConfigError
-from bert_core.train.config import OptimizerConfig, Precision
+from bert_core.scores import Precision
+from bert_core.train.config import OptimizerConfig
 from bert_core.train.parallel import each_on_one_rank, is_part, norms, own_part
 from bert_core.train.words import table_of
 

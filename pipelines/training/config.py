@@ -16,7 +16,8 @@ from bert_core.checks import (
 )
 from bert_core.errors import ConfigError
 from bert_core.model.variants import VARIANTS
-from bert_core.train.config import Frozen, OptimizerConfig, Precision
+from bert_core.scores import Precision
+from bert_core.train.config import Frozen, OptimizerConfig
 from bert_core.wording import one_of
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.runtime.stage_config import INPUT, StageConfig

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from serve.config import ComparisonMode
 from serve.model.lineage import Ancestor
 from serve.request.limits import Limits
 
@@ -19,7 +20,7 @@ class CandidateCard:
 
     version: str | None
     digest: str
-    mode: Literal["shadow", "split"]
+    mode: ComparisonMode
     share: float
 
 

@@ -7,13 +7,13 @@ to processes that run.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 
 from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.errors import ConfigError
-from serve.config import ModelConfig, ServeConfig
+from serve.config import ComparisonMode, ModelConfig, ServeConfig
 from serve.model.changes import difference
 from serve.request.limits import Limits
 from tracking.models.downloads import downloaded
@@ -91,7 +91,7 @@ class CandidatePlan:
 
     source: Source
     share: float
-    mode: Literal["shadow", "split"]
+    mode: ComparisonMode
 
 
 @dataclass(frozen=True, kw_only=True)

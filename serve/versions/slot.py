@@ -14,9 +14,10 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from bert_core.tasks.base import Parameters
+from serve.config import ComparisonMode
 from serve.model.answers import Answered
 from serve.model.card import CandidateCard, Card, State
 from serve.model.changes import change_between, told
@@ -134,7 +135,7 @@ class Candidate:
 
     slot: Slot
     share: float
-    mode: Literal["shadow", "split"]
+    mode: ComparisonMode
     report: Report
     """Takes the tally of one request."""
     _running: set[asyncio.Task[None]] = field(default_factory=set)

@@ -31,6 +31,7 @@ from bert_core.objectives.class_loss import ClassLoss
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.sentence_pairs import NextSentencePrediction
+from bert_core.scores import Precision
 from bert_core.train.checkpoint import (
     CheckpointWriter,
     latest_checkpoint,
@@ -41,7 +42,6 @@ from bert_core.train.config import (
     Algorithm,
     LoopConfig,
     OptimizerConfig,
-    Precision,
     ScheduleConfig,
 )
 from bert_core.train.loop import DivergedError, Rise, Step, Totals, evaluate, training_steps

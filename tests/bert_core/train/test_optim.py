@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 from bert_core.errors import ConfigError
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
-from bert_core.train.config import Algorithm, OptimizerConfig, Precision
+from bert_core.scores import Precision
+from bert_core.train.config import Algorithm, OptimizerConfig
 from bert_core.train.optim import build_optimizer, parameter_groups
 from bert_core.train.parallel import each_on_one_rank
 from tests import tiny
