@@ -5,7 +5,7 @@ Parquet input gives Parquet parts, all other input JSONL. `pipelines.answering.p
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,8 @@ import pyarrow as pa
 from bert_core import files
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError, InputError
-from bert_core.manifest import Manifest
+from bert_core.inference.vector_spaces import source_of
+from bert_core.manifest import Manifest, Output
 from bert_core.tasks.shapes import Row, as_row
 from pipelines.answering.columns import ANSWER, answer_cells, answer_columns
 from pipelines.answering.parts import (
@@ -33,6 +34,7 @@ from pipelines.answering.parts import (
     row_file,
 )
 from pipelines.answering.predictors import options_text, predictor_of
+from pipelines.answering.vector_files import METADATA, SOURCE
 from pipelines.corpus.digest import ordered_corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
@@ -99,11 +101,20 @@ def run(config: PredictConfig) -> Manifest:
 
 
 def _predict(config: PredictConfig, corpus: Corpus, folder: Path) -> Result:
-    task = _predictor(config, folder).task
-    _parameters(config.parameters, task)
-    check_files(config, corpus, task.inputs, partial(_check_free, config))
+    predictor = _predictor(config, folder)
+    parameters = _parameters(config.parameters, predictor.task)
+    try:
+        source = source_of(predictor, parameters)
+    except InputError as error:  # there is no such prompt
+        raise ConfigError(f"parameters.{error}") from error
+    check_files(config, corpus, predictor.task.inputs, partial(_check_free, config))
     work = partial(make_part, config, folder)
-    return make_parts("predict", config, corpus, work, PredictCounts)
+    result = make_parts("predict", config, corpus, work, PredictCounts)
+    if source is None:
+        return result
+    path = files.join(config.output, SOURCE)
+    files.write_json(path, source.entries())
+    return replace(result, outputs={**result.outputs, SOURCE: Output.of(path)})
 
 
 def _predictor(config: PredictConfig, folder: Path) -> "Predictor":
@@ -161,6 +172,8 @@ def _write_tables(sink: BinaryIO, answering: "_Answering", block: Block) -> None
         answered = table.take(pa.array(places, pa.int64()))
         for name, column in answering.arrays().items():
             answered = answered.append_column(name, column)
+        if (about := answering.metadata()) is not None:
+            answered = answered.replace_schema_metadata((answered.schema.metadata or {}) | about)
         if writer is None:
             writer = pq.ParquetWriter(sink, answered.schema, compression="zstd")
         writer.write_table(answered)
@@ -225,6 +238,11 @@ class _Answering(OutputPart):
         config = self.config
         for answer in self._answers:
             yield answer_cells(self._task, answer, config.prefix, config.answer_column)
+
+    def metadata(self) -> dict[bytes, bytes] | None:
+        """Return what made the vectors, for a table's schema; None for other answers."""
+        source = source_of(self._predictor, self._parameters)
+        return None if source is None else {METADATA: json.dumps(source.entries()).encode()}
 
     def arrays(self) -> dict[str, pa.Array]:
         """Return the columns of all answers to the last batch, as Arrow arrays."""

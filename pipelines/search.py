@@ -6,12 +6,11 @@ holds one part of the queries and writes it to one file.
 """
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from bert_core.checks import PositiveInt
 from bert_core.errors import ConfigError, CorpusError, FormatError
 from bert_core.manifest import Manifest, Output, read_manifest
 from pipelines.answering.parts import ROWS
+from pipelines.answering.vector_files import Vectors
 from pipelines.corpus.readers import parquet
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.inputs import input_digest
@@ -32,11 +32,9 @@ from pipelines.runtime.stage import run_stage
 from pipelines.runtime.stage_config import INPUT, StageConfig
 from tracking.runs.recorder import DatasetInput
 
-VECTOR = "vector"
-"""Name of the column of vectors, after the prefix of a prediction."""
 RESULTS = "results"
 """Name of the column of nearest rows."""
-ROWS_AT_ONCE, QUERIES_AT_ONCE = 8192, 1024
+QUERIES_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,117 +71,17 @@ class SearchCounts(Counts):
         return counted(self.queries, "query", "queries")
 
 
-@dataclass(frozen=True)
-class Vectors:
-    """A finished prediction of vectors: its files, and the columns that it added."""
-
-    paths: list[str]
-    vector: str
-    answer: str
-
-    @classmethod
-    def of(cls, folder: str, manifest: Manifest) -> "Vectors":
-        names = sorted(name for name in manifest.outputs if name.startswith(f"{ROWS}/"))
-        config = manifest.config
-        return cls(
-            [files.join(folder, name) for name in names],
-            f"{config['prefix']}{VECTOR}",
-            config["answer_column"],
-        )
-
-    def matrices(self, paths: Sequence[str]) -> Iterator[Float[np.ndarray, "rows size"]]:
-        """Yield the vectors in these files, scaled to length 1, in chunks of rows.
-
-        Raises: FormatError if a file has none.
-        """
-        for path in paths:
-            try:
-                for matrix in _matrices(path, self.vector):
-                    lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
-                    yield matrix / np.maximum(lengths, np.float32(1e-12))
-            except KeyError as error:
-                raise FormatError(
-                    f"{path}: wanted vectors in a column {self.vector!r}, got no such column: "
-                    "predict with --task feature-extraction"
-                ) from error
-
-    def rows(self, paths: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows of JSONL files as they were before the prediction, in chunks."""
-        for path in paths:
-            for rows in _lines(path):
-                yield [{k: v for k, v in row.items() if k not in self.added} for row in rows]
-
-    def tables(self, paths: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield the rows of Parquet files as they were before the prediction, in chunks.
-
-        The first chunk of a file is empty and has its columns.
-        """
-        for path in paths:
-            with parquet.open_parquet(path) as opened:
-                schema = opened.schema_arrow
-                kept = [name for name in schema.names if name not in self.added]
-                yield schema.empty_table().select(kept)
-                for batch in opened.iter_batches(ROWS_AT_ONCE, columns=kept):
-                    yield pa.Table.from_batches([batch]).select(kept)
-
-    @property
-    def are_tables(self) -> bool:
-        """Whether the files are Parquet, with the same columns; if not, they are JSONL."""
-        return self.paths[0].endswith(".parquet")
-
-    @property
-    def added(self) -> tuple[str, str]:
-        """Return the columns that the prediction added."""
-        return self.vector, self.answer
-
-
-def _matrices(path: str, column: str) -> Iterator[Float[np.ndarray, "rows size"]]:
-    """Yield the vectors in a file's column, in chunks. Raises: KeyError if the file has no such
-    column."""
-    if not path.endswith(".parquet"):
-        for rows in _lines(path):
-            yield np.array([row[column] for row in rows], dtype=np.float32)
-        return
-    with parquet.open_parquet(path) as opened:
-        if column not in opened.schema_arrow.names:
-            raise KeyError(column)
-        for batch in opened.iter_batches(ROWS_AT_ONCE, columns=[column]):
-            flat = batch.column(0).flatten().to_numpy(zero_copy_only=False)
-            yield flat.reshape(len(batch), -1)
-
-
-def _lines(path: str) -> Iterator[list[dict[str, Any]]]:
-    with files.open_stream(path) as lines:
-        while chunk := list(islice(lines, ROWS_AT_ONCE)):
-            yield list(map(json.loads, chunk))
-
-
 def run(config: SearchConfig) -> Manifest:
     """Write every query with its nearest rows, in the order of the queries."""
     inputs = [
         DatasetInput(name, input_digest(folder, "predict"), folder)
         for name, folder in (("corpus", config.corpus), ("queries", config.queries))
     ]
-    corpus, queries = read_manifest(config.corpus), read_manifest(config.queries)
-    for name, of_corpus, of_queries in (
-        ("model", corpus.inputs["model"], queries.inputs["model"]),
-        *((name, corpus.config[name], queries.config[name]) for name in ("task", "options")),
-    ):
-        if of_corpus != of_queries:
-            raise ConfigError(
-                f"{config.queries}: wanted vectors by the {name} of {config.corpus}, "
-                f"{_shown(of_corpus)}, got those by {_shown(of_queries)}: predict one of them "
-                f"again with the {name} of the other"
-            )
-    parts = Vectors.of(config.corpus, corpus), Vectors.of(config.queries, queries)
-    return run_stage("search", config, inputs, lambda _: _search(config, *parts))
-
-
-def _shown(value: Any) -> str:
-    """Return the beginning of a digest, or a value of a config."""
-    if isinstance(value, str):
-        return value[:12]
-    return "the model's own" if not value else json.dumps(value)
+    corpus, queries = (
+        Vectors.of(folder, read_manifest(folder)) for folder in (config.corpus, config.queries)
+    )
+    corpus.check_comparable(queries)
+    return run_stage("search", config, inputs, lambda _: _search(config, corpus, queries))
 
 
 def _search(config: SearchConfig, corpus: Vectors, queries: Vectors) -> Result:

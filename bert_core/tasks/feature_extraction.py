@@ -196,6 +196,7 @@ class FeatureExtraction(Task, SentenceTransformer, Searching):
     )
     primary_metric = "mrr"
     headless = True
+    decide_space = ("pooling",)
     parameters_at_root = True
     shared = ("text",)
     parameters = FeatureExtractionParameters

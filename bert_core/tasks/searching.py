@@ -3,7 +3,7 @@ as a matrix whose products are the scores."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 
 import numpy as np
 from jaxtyping import Float
@@ -25,6 +25,11 @@ PROMPTS: Mapping[Side, tuple[str, ...]] = {
 
 class Searching(ABC):
     """A task whose vectors find documents: the larger the product, the nearer."""
+
+    decide_space: ClassVar[tuple[str, ...]]
+    """Names of the options that decide which vectors may be compared; prompts do not."""
+    is_sparse: ClassVar[bool] = False
+    """Whether a vector has an entry per token of the vocabulary, most of them zero."""
 
     parameters: type[Any]
     chosen: Any

@@ -110,6 +110,8 @@ class SparseEmbedding(Task, SentenceTransformer, Searching):
         DISTILLED,
     )
     primary_metric = "mrr"
+    decide_space = ("pooling", "activation")
+    is_sparse = True
     pipeline_tag = "feature-extraction"
     trainable = False
     pretrained = True

@@ -30,6 +30,9 @@ class Answered:
     compute_s: float
     hits: int | None = None
     """Answers that came from the cache; None without one."""
+    space: str | None = None
+    """Digest of the space of its vectors (`bert_core.inference.vector_spaces`); None for other
+    answers."""
 
     @property
     def model_s(self) -> float:

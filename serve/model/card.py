@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from serve.config import ComparisonMode
@@ -58,6 +58,9 @@ class Card:
     """`torch`, or the engine that runs its graph."""
     precision: str
     """Precision of matrix products."""
+    spaces: dict[str, str] = field(default_factory=dict)
+    """Task → digest of the space of its vectors, for the tasks whose answers are vectors. Only
+    vectors of one space can be compared."""
     max_tokens: int
     """Maximum tokens of a text, special ones included; longer texts are cut, or read in windows."""
     limits: Limits

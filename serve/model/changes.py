@@ -15,7 +15,7 @@ from bert_core.wording import shortened
 Change = Literal["labels", "vectors"]
 VECTOR_TASKS = frozenset({FeatureExtraction.name, SparseEmbedding.name})
 VECTORS_NOTE = (
-    "vectors of different digests cannot be compared: keep the digest (X-Model-Digest) with an "
+    "vectors of different versions cannot be compared: keep their space (X-Vector-Space) with an "
     "index, and make it again when that changes"
 )
 

@@ -19,6 +19,7 @@ from bert_core.bundle.layout import Execution
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError, InputError
 from bert_core.inference.predictor import Predictor
+from bert_core.inference.vector_spaces import source_of
 from bert_core.tasks.base import Parameters
 from serve.model.answer_cache import AnswerCache
 from serve.model.answers import MOST_CUT, NOTHING, Answered, Computed
@@ -273,7 +274,8 @@ class Model:
                 f"{self.name} failed at this request: try again, its log says why"
             ) from error
         self._judge(failed=False)
-        return answered
+        source = source_of(work.predictor, work.parameters)
+        return answered if source is None else replace(answered, space=source.space.digest)
 
     def _judge(self, *, failed: bool) -> None:
         """Update the verdict on the model after a request. Lack of memory and the caller's mistakes
@@ -454,6 +456,11 @@ class Model:
             encoder_digest=self.encoder_digest,
             backend=self.predictor.execution.engine,
             precision=self.predictor.execution.precision,
+            spaces={
+                name: source.space.digest
+                for name, predictor in self.predictors.items()
+                if (source := source_of(predictor, None)) is not None
+            },
             note="; ".join(self._notes()) or None,
             lineage=ancestors(self.digest, self._lineage),
             max_tokens=self.predictor.max_length,

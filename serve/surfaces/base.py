@@ -363,6 +363,8 @@ def headers(model: "Model", answered: Answered | None = None) -> dict[str, str]:
     }
     named["Server-Timing"] = ", ".join(f"{name};dur={s * 1e3:.2f}" for name, s in spans.items())
     named["X-Tokens"] = str(answered.tokens)
+    if answered.space is not None:
+        named["X-Vector-Space"] = answered.space
     if answered.hits is not None:
         all_or_none = {0: "miss", len(answered.answers): "hit"}
         named["X-Cache"] = all_or_none.get(answered.hits, "partial")

@@ -79,7 +79,7 @@ async def embed(
         return await call.respond(answered, lambda: content(answered))
     if form == ARROW:
         column = _uneven if is_uneven else _even
-        make = partial(_arrow, call.model, lambda: {"embedding": column(answers)})
+        make = partial(_arrow, call.model, answered, lambda: {"embedding": column(answers)})
     else:
         make = partial(_raw, answers, RAW[form])
     return await call.send(answered, make, form)
@@ -94,7 +94,7 @@ async def embed_sparse(
     answered = await call.answer(SPARSE, list(rows), parameters, forms)
     if call.form(forms) == JSON:
         return await call.respond(answered, lambda: answered.answers)
-    make = partial(_arrow, call.model, lambda: _entries(answered.answers))
+    make = partial(_arrow, call.model, answered, lambda: _entries(answered.answers))
     return await call.send(answered, make, ARROW)
 
 
@@ -146,9 +146,17 @@ def _raw(answers: Sequence[str], dtype: str) -> Encoded:
     return body, {"X-Shape": shape, "X-Dtype": dtype}
 
 
-def _arrow(model: "Model", columns: Callable[[], dict[str, pa.Array]]) -> Encoded:
-    """Return an Arrow stream of one batch, with the model in its schema's metadata."""
-    about = {"model": model.name, "version": model.version, "digest": model.digest}
+def _arrow(
+    model: "Model", answered: Answered, columns: Callable[[], dict[str, pa.Array]]
+) -> Encoded:
+    """Return an Arrow stream of one batch, with the model and the vectors' space in its schema's
+    metadata."""
+    about = {
+        "model": model.name,
+        "version": model.version,
+        "digest": model.digest,
+        "space": answered.space,
+    }
     known = {name: value for name, value in about.items() if value}
     table = pa.table(columns()).replace_schema_metadata(known)
     sink = pa.BufferOutputStream()

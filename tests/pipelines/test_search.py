@@ -14,6 +14,7 @@ import pytest
 from bert_core.errors import ConfigError, CorpusError, FormatError
 from bert_core.manifest import read_manifest
 from pipelines import predict, search
+from pipelines.answering import vector_files
 from pipelines.predict import PredictConfig
 from pipelines.search import SearchConfig, best_of
 
@@ -78,7 +79,7 @@ def test_the_nearest_rows_are_found_with_their_columns(
 ) -> None:
     from bert_core.inference.predictor import Predictor
 
-    monkeypatch.setattr(search, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(vector_files, "ROWS_AT_ONCE", 7)
     counts = search.run(config).counts
     assert (counts["queries"], counts["rows"]) == (len(rows[::10]), len(rows))
     model = pretrained.folder / "pretrain" / "bundle"
@@ -113,7 +114,7 @@ def _cut(predictor: "Predictor") -> Any:
 
 
 def test_unsearchable_vectors_are_refused(
-    config: SearchConfig, finetuned: Any, once: Any, tmp_path: Path
+    config: SearchConfig, finetuned: Any, once: Any, tmp_path: Path, capsys: Any
 ) -> None:
     with pytest.raises(ConfigError, match=r"columns: wanted some of id, text, odd, got 'name'"):
         search.run(replace(config, columns=("name",)))
@@ -133,8 +134,55 @@ def test_unsearchable_vectors_are_refused(
     )
     with pytest.raises(ConfigError, match=different_models):
         search.run(replace(config, queries=other.output))
+    told = capsys.readouterr().out
+    assert "labels: it was written before predictions said what made their" in " ".join(
+        told.split()
+    )
     with pytest.raises(FormatError, match="wanted vectors in a column 'predicted_vector', got no"):
         search.run(replace(config, queries=other.output, corpus=other.output))
+
+
+def test_vectors_of_another_space_are_refused_and_both_are_named(
+    config: SearchConfig, pretrained: Any, once: Any, tmp_path: Path
+) -> None:
+    spaces = {}
+    for name, options, parameters in (
+        ("cls", {"pooling": "cls"}, {}),
+        ("normalized", {}, {"normalize": True}),
+        ("prompted", {"prompts": {"query": "a "}}, {"prompt_name": "query"}),
+    ):
+        predicted = PredictConfig(
+            output=str(tmp_path / name),
+            model=str(pretrained.folder / "pretrain" / "bundle"),
+            task="feature-extraction",
+            options=options,
+            parameters=parameters,
+            source=str(once.folder / "queries.jsonl"),
+            num_workers=0,
+            tracking_uri=config.tracking_uri,
+        )
+        manifest = predict.run(predicted)
+        assert "vectors.json" in manifest.outputs
+        spaces[name] = json.loads((tmp_path / name / "vectors.json").read_bytes())
+    unknown = replace(predicted, output=f"{tmp_path}/new", parameters={"prompt_name": "none"})
+    with pytest.raises(
+        ConfigError, match=r"parameters.prompt_name: wanted one of the .* \(query\)"
+    ):
+        predict.run(unknown)
+    [part, *_] = sorted(Path(config.corpus, "rows").iterdir())
+    metadata = pq.read_schema(part).metadata or {}
+    of_corpus = json.loads(metadata[b"raybert.vectors"])
+    assert of_corpus == json.loads(Path(config.corpus, "vectors.json").read_bytes())
+    digests = f"{of_corpus['digest'][:12]}, as in .*, got those of {spaces['cls']['digest'][:12]}"
+    with pytest.raises(ConfigError, match=f"{digests}: the how is .*cls.* instead of .*mean"):
+        search.run(replace(config, queries=str(tmp_path / "cls")))
+    assert spaces["prompted"]["prompt"] == "a "
+    for name in ("normalized", "prompted"):
+        assert spaces[name]["digest"] == of_corpus["digest"]
+        found = search.run(
+            replace(config, output=f"{config.output}-{name}", queries=str(tmp_path / name))
+        )
+        assert found.counts["rows"] > 0
 
 
 def test_columns_that_results_cannot_stand_beside_are_refused(

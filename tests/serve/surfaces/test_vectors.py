@@ -126,6 +126,7 @@ def test_every_form_has_the_numbers_of_json(base: str, way: str, inputs: list[st
     assert about == {
         "model": response.headers["X-Model"],
         "digest": response.headers["X-Model-Digest"],
+        "space": response.headers["X-Vector-Space"],
     }
     assert int(response.headers["X-Tokens"]) > 0
 
