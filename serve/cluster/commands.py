@@ -184,12 +184,7 @@ def _wait_until_applied(names: Sequence[str], models: Sequence[str]) -> None:
             and [entry.id for entry in entries]
             and set(models) == {entry.id for entry in entries}
         ):
-            missing = {
-                entry.id: entry.state for entry in entries if entry.state in ("loading", "down")
-            }
-            problems = [f"{entry.id}: {entry.problem}" for entry in entries if entry.problem]
-            if problems and not missing:
-                raise ResourceError(f"not everything was applied: {'; '.join(problems)}")
+            missing = coming(entries)
             answered = 0 if missing else answered + 1
             if answered >= ASKED_PER_REPLICA * _most_replicas():
                 return
@@ -200,6 +195,18 @@ def _wait_until_applied(names: Sequence[str], models: Sequence[str]) -> None:
                 "see Ray's logs"
             )
         time.sleep(POLL_S if missing else 0.05)
+
+
+def coming(entries: Sequence[ModelEntry]) -> dict[str, str]:
+    """Return the models that do not answer yet, with their states.
+
+    Raises: ResourceError if one will not, or not as applied, and none is still being loaded.
+    """
+    missing = {entry.id: entry.state for entry in entries if entry.state in ("loading", "down")}
+    problems = [f"{entry.id}: {entry.problem}" for entry in entries if entry.problem]
+    if problems and not missing:
+        raise ResourceError(f"not everything was applied: {'; '.join(problems)}")
+    return dict(missing)
 
 
 def _not_running(names: Sequence[str]) -> dict[str, str]:

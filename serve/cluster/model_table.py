@@ -125,6 +125,7 @@ class AbsentModel(ServedModel):
 
     def __init__(self, name: str, problem: str | None) -> None:
         self._message = problem or f"{name} is being loaded: try again"
+        self.has_failed = problem is not None
 
     async def tasks(self) -> Sequence[str]:
         raise NotReadyError(self._message)

@@ -91,6 +91,8 @@ class ServedModel(ABC):
 
     is_local: ClassVar[bool] = False
     """Whether it is in this process."""
+    has_failed: bool = False
+    """Whether it could not be loaded, so that its calls raise; it is tried again."""
 
     @abstractmethod
     async def tasks(self) -> Sequence[str]:

@@ -42,8 +42,8 @@ class ModelEntry:
     """Path of the model, to which requests are posted."""
     task: str | None
     """None if the model does not answer."""
-    state: State | Literal["down"]
-    """`down` if the model does not answer."""
+    state: State | Literal["down", "failed"]
+    """`failed` if the model could not be loaded, else `down` if it does not answer."""
     problem: str | None
     """Why the model does not answer, or is not the one that it should be."""
     card: Card | None
@@ -77,7 +77,7 @@ remember(Listing)
 
 
 async def list_models(models: Mapping[str, ServedModel]) -> Listing:
-    """Return the list of models; a model that does not answer is listed as down."""
+    """Return the list of models, with those that do not answer."""
     data = await asyncio.gather(*(_entry(*item) for item in models.items()))
     return Listing(data=data, models=[_in_coheres_way(entry) for entry in data])
 
@@ -90,6 +90,7 @@ def _in_coheres_way(entry: ModelEntry) -> CohereEntry:
 
 async def _entry(name: str, model: ServedModel) -> ModelEntry:
     card, problem = None, None
+    absent: Literal["down", "failed"] = "failed" if model.has_failed else "down"
     try:
         card = await asyncio.wait_for(model.card(), READY_TIMEOUT_S)
     except RequestError as error:
@@ -101,7 +102,7 @@ async def _entry(name: str, model: ServedModel) -> ModelEntry:
         created=0 if card is None else card.created,
         url=f"/v1/models/{name}",
         task=None if card is None else card.task,
-        state="down" if card is None else card.state,
+        state=absent if card is None else card.state,
         problem=problem if card is None else card.problem,
         card=card,
     )

@@ -50,12 +50,12 @@ def test_one_model_that_cannot_be_loaded_leaves_the_others_and_is_tried_again(
             await asyncio.sleep(0.02)
         listed = await entries(served)
         assert [(name, entry.state) for name, entry in listed.items()] == [
-            ("a", "ready"), ("b", "ready"), ("c", "down"),
+            ("a", "ready"), ("b", "ready"), ("c", "failed"),
         ]  # fmt: skip
         assert str(listed["c"].problem).startswith(f"{gone} is not served: ")
         assert len(await served.models["a"].slot.model.predict(TEXTS, None)) == 2
         shutil.copytree(bundle, gone)
-        while (await entries(served))["c"].state == "down":
+        while (await entries(served))["c"].state == "failed":
             await asyncio.sleep(0.02)
         assert (await entries(served))["c"].problem is None
         await served.change({"c": plan_as_json("c", gone)}, lambda: changes.append(3))
