@@ -3,15 +3,17 @@
 `contrastive_vs_cached_mnrl` trains one encoder on the same pairs with the same batch, texts
 tokenized before: ours by the training loop, theirs by CachedMultipleNegativesRankingLoss with the
 fastest of several sizes of its mini-batches. `contrastive_peak_memory` is ours alone, the peak of a
-process at a large batch over that at a small one, without the vectors themselves.
+process at a large batch over that at a small one, of the same rows, without the vectors themselves.
+
+A busy machine slows both sides unevenly. So both have threads that sleep where they wait, and the
+ratios of CPU seconds stand beside those of time.
 """
 
 import multiprocessing
 import resource
-import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -21,7 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import Comparison, Planned, compare, main
+import benchmarks.passive  # noqa: F401  # before torch
+from benchmarks.harness import Comparison, Planned, compared, in_turn, main
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.data.order import GlobalOrder
 from bert_core.data.special_tokens import SPECIAL_TOKENS
@@ -42,6 +45,8 @@ QUERY_TOKENS, PASSAGE_TOKENS = (8, 24), (48, 128)
 """Shortest and longest texts, special tokens included, evenly distributed: questions and passages
 as in SQuAD."""
 MINI_BATCHES = (16, 32, 64, 128)
+TRIED_ROWS = 128
+"""Rows of a step by which the fastest of these is found."""
 TEMPERATURE, LR = 0.05, 2e-5
 
 
@@ -84,7 +89,7 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned | Comparison]:
     flush_denormals()
     # Kernels for bf16 are compiled for each shape, which would be all of a quick run.
     precision: Precision = "bf16" if _has_bf16() and not quick else "fp32"
-    yield Planned("contrastive_peak_memory", partial(peak_memory, size, precision, rounds))
+    yield Planned("contrastive_peak_memory", partial(peak_memory, size, precision))
     yield Planned("contrastive_vs_cached_mnrl", partial(against_theirs, size, precision, rounds))
 
 
@@ -93,24 +98,43 @@ def against_theirs(size: Size, precision: Precision, rounds: int) -> Comparison:
     texts = drawn_texts(size.vocab_size, size.batch * size.steps)
     with tempfile.TemporaryDirectory() as folder:
         theirs = Theirs(size, texts, precision, Path(folder))
-        return compare(
-            "contrastive_vs_cached_mnrl",
-            partial(ours_rows_per_s, size, texts, precision),
-            theirs.rows_per_s,
-            unit="rows/s",
-            rounds=rounds,
-            quiet=True,
-            what=f"{size.layers} layers of {size.hidden_size}, batch {size.batch}, {precision}",
-            hidden_size=size.hidden_size,
-            layers=size.layers,
-            batch=size.batch,
-            steps=size.steps,
-            precision=precision,
-            threads=torch.get_num_threads(),
-            micro_batch_tokens=size.micro_batch_tokens,
-            mini_batch_size=theirs.mini_batch_size,
-            peer_version=version("sentence-transformers"),
-        ).make()
+        ours = partial(ours_spent, size, texts, precision)
+        ours(), theirs.spent()  # a warm-up
+        pairs, others = in_turn(ours, theirs.spent, rounds, again=rounds)
+    return compared(
+        "contrastive_vs_cached_mnrl",
+        [(mine.rows / mine.wall_s, other.rows / other.wall_s) for mine, other in pairs],
+        others,
+        unit="rows/s",
+        what=f"{size.layers} layers of {size.hidden_size}, batch {size.batch}, {precision}",
+        cpu_ratios=[mine.rows / mine.cpu_s * other.cpu_s / other.rows for mine, other in pairs],
+        hidden_size=size.hidden_size,
+        layers=size.layers,
+        batch=size.batch,
+        steps=size.steps,
+        precision=precision,
+        threads=torch.get_num_threads(),
+        micro_batch_tokens=size.micro_batch_tokens,
+        mini_batch_size=theirs.mini_batch_size,
+        peer_version=version("sentence-transformers"),
+    )
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What training took."""
+
+    rows: int
+    wall_s: float
+    cpu_s: float
+    """Of the process."""
+
+    @classmethod
+    def by(cls, train: Callable[[], int]) -> "Spent":
+        """Measure a function that trains, and returns how many rows."""
+        began, before = time.perf_counter(), time.process_time()
+        rows = train()
+        return cls(rows, time.perf_counter() - began, time.process_time() - before)
 
 
 def _has_bf16() -> bool:
@@ -160,13 +184,14 @@ def windows_of(texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Window]:
     return windows
 
 
-def ours_rows_per_s(
+def ours_spent(
     size: Size,
     texts: Sequence[tuple[np.ndarray, np.ndarray]],
     precision: Precision,
     batch: int | None = None,
-) -> float:
-    """Train the steps once; rows per second after the first step has begun."""
+    steps: int | None = None,
+) -> Spent:
+    """Train some steps; by default, as many as the texts suffice for."""
     batch = batch or size.batch
     model, windows = built(size), windows_of(texts)
     packed_from = packing(model.encoder.config, torch.device("cpu"), precision)
@@ -175,11 +200,13 @@ def ours_rows_per_s(
         source, GlobalOrder([len(windows)], seed=0), batch, size.micro_batch_tokens, joint=True
     )
     optimizer = build_optimizer(model, OptimizerConfig(lr=LR), precision)
-    loop = LoopConfig(max_steps=len(texts) // batch, precision=precision)
-    began = time.perf_counter()
-    steps = training_steps(model, batches.from_step(0), optimizer, lambda _: LR, loop)
-    done = sum(1 for _ in steps)
-    return done * batch / (time.perf_counter() - began)
+    loop = LoopConfig(max_steps=steps or len(texts) // batch, precision=precision)
+
+    def train() -> int:
+        done = training_steps(model, batches.from_step(0), optimizer, lambda _: LR, loop)
+        return batch * sum(1 for _ in done)
+
+    return Spent.by(train)
 
 
 class Theirs:
@@ -201,14 +228,14 @@ class Theirs:
         self._folder = folder / "model"
         tokenizer = Tokenizer.from_vocabulary(words, lowercase=True)
         save_bundle(self._folder, built(size), tokenizer, About(task=FeatureExtraction()))
-        self.mini_batch_size = MINI_BATCHES[0]
-        rates = {each: self._rows_per_s(each, steps=1) for each in MINI_BATCHES}
-        self.mini_batch_size = max(rates, key=lambda each: rates[each])
+        tried = min(TRIED_ROWS, size.batch)
+        costs = {each: self._spent(each, tried, steps=1).cpu_s for each in MINI_BATCHES}
+        self.mini_batch_size = min(costs, key=lambda each: costs[each])
 
-    def rows_per_s(self) -> float:
-        return self._rows_per_s(self.mini_batch_size, self._size.steps)
+    def spent(self) -> Spent:
+        return self._spent(self.mini_batch_size, self._size.batch, self._size.steps)
 
-    def _rows_per_s(self, mini_batch_size: int, steps: int) -> float:
+    def _spent(self, mini_batch_size: int, batch: int, steps: int) -> Spent:
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging
 
@@ -223,18 +250,21 @@ class Theirs:
             model, scale=1 / TEMPERATURE, mini_batch_size=mini_batch_size
         )
         optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01, fused=True)
-        batch, bf16 = self._size.batch, self._precision == "bf16"
+        bf16 = self._precision == "bf16"
         model.train()
-        began = time.perf_counter()
-        for step in range(steps):
-            rows = self._texts[step * batch : (step + 1) * batch]
-            columns = [_features([row[place] for row in rows]) for place in (0, 1)]
-            optimizer.zero_grad(set_to_none=True)
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                value = loss(columns, None)
-            value.backward()
-            optimizer.step()
-        return steps * batch / (time.perf_counter() - began)
+
+        def train() -> int:
+            for step in range(steps):
+                rows = self._texts[step * batch : (step + 1) * batch]
+                columns = [_features([row[place] for row in rows]) for place in (0, 1)]
+                optimizer.zero_grad(set_to_none=True)
+                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                    value = loss(columns, None)
+                value.backward()
+                optimizer.step()
+            return steps * batch
+
+        return Spent.by(train)
 
 
 def _features(rows: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -249,17 +279,17 @@ def _features(rows: Sequence[np.ndarray]) -> dict[str, Any]:
     }
 
 
-def peak_memory(size: Size, precision: Precision, rounds: int) -> Comparison:
+def peak_memory(size: Size, precision: Precision) -> Comparison:
     """The peak memory of a process that trains a step on the large batch over one of the small
-    batch, each without its vectors."""
+    batch, each without its vectors. The rows that are held are the same. Once: peaks hardly
+    vary."""
     context = multiprocessing.get_context("spawn")
-    peaks: dict[int, list[float]] = {size.small: [], size.large: []}
-    for _ in range(rounds):
-        for batch, measured in peaks.items():
-            with context.Pool(1) as pool:
-                whole = pool.apply(peak_of_step, (size, precision, batch))
-            measured.append(whole - 2 * batch * size.hidden_size * 4)
-    large, small = (statistics.median(peaks[batch]) / 1e9 for batch in (size.large, size.small))
+    peaks: dict[int, int] = {}
+    for batch in (size.small, size.large):
+        with context.Pool(1) as pool:
+            whole = pool.apply(peak_of_step, (size, precision, batch))
+        peaks[batch] = whole - 2 * batch * size.hidden_size * 4
+    large, small = peaks[size.large] / 1e9, peaks[size.small] / 1e9
     return Comparison(
         name="contrastive_peak_memory",
         ours=large,
@@ -280,7 +310,7 @@ def peak_memory(size: Size, precision: Precision, rounds: int) -> Comparison:
 def peak_of_step(size: Size, precision: Precision, batch: int) -> int:
     """Train one step, as the only work of a process; its peak memory in bytes."""
     keep_freed_memory()
-    ours_rows_per_s(size, drawn_texts(size.vocab_size, batch), precision, batch)
+    ours_spent(size, drawn_texts(size.vocab_size, size.large), precision, batch, steps=1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.checkpoint import checkpoint
 
 from bert_core.model.encoder import Encoded
 from bert_core.objectives import VectorLoss
@@ -25,8 +24,8 @@ from bert_core.objectives.base import (
 )
 from bert_core.objectives.graph_scores import VECTORS
 
-SCORES_AT_ONCE = 1 << 22
-"""Scores of rows against texts in memory at once, 16 MB in fp32; a few such tensors are needed."""
+SCORES_AT_ONCE = 1 << 20
+"""Scores of rows against texts in memory at once, 4 MB in fp32; ten such tensors are needed."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,8 @@ class Contrastive:
     batch; the target is the row's first compared text. Also known as in-batch negatives, InfoNCE,
     or sentence-transformers' MultipleNegativesRankingLoss.
 
-    Scores are computed in blocks of rows, and again in the backward pass, so that memory does not
-    grow with the square of the batch.
+    Scores are computed in blocks of rows, so that memory does not grow with the square of the
+    batch.
 
     Source: van den Oord et al. 2018, section 2.3; negatives from other rows as in Henderson et al.
         2017, section 4.4.
@@ -100,34 +99,66 @@ class Contrastive:
         texts = Compared.of(batch["choices"])
         wrong = FalseNegatives.among(texts, batch["texts"])
         units = [functional.normalize(vectors, dim=-1) for vectors in models]
-        others = [unit.index_select(0, texts.others_at) for unit in units]
 
-        def of_rows(rows: Tensor, *vectors: Tensor) -> tuple[Tensor, Tensor]:
-            owns, others = vectors[: len(units)], vectors[len(units) :]
+        def of_rows(rows: Tensor, owns: Sequence[Tensor], others: Sequence[Tensor]) -> LossPart:
             ruled_out = wrong.mask(rows)
             with torch.autocast(rows.device.type, enabled=False):  # bf16 has only three digits
                 scores = [
                     (own @ other.mT / self.temperature).masked_fill(ruled_out, -inf)
                     for own, other in zip(owns, others, strict=True)
                 ]  # (rows, C) each
-                part = loss(*scores, texts.targets[rows])
-            assert part.correct is not None
-            return part.sum, part.correct
+                return loss(*scores, texts.targets[rows])
 
         own_rows = batch.get(OWN_ROWS, torch.arange(len(texts.own_at), device=texts.own_at.device))
         blocks = own_rows.split(max(1, SCORES_AT_ONCE // max(1, len(texts.others_at))))
+        total, correct = _SumOfBlocks.apply(of_rows, blocks, texts, *units)
+        return LossPart(total, len(own_rows), correct)
+
+
+class _SumOfBlocks(torch.autograd.Function):
+    """The sum of a loss over blocks of rows. A block's gradient is computed with its loss, so that
+    its scores are computed once, and those of one block at a time are in memory.
+
+    The first model's vectors get a gradient; a teacher's do not.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        of_rows: Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], LossPart],
+        blocks: Sequence[Int[Tensor, "rows"]],
+        texts: Compared,
+        *units: Float[Tensor, "items _"],
+    ) -> tuple[Tensor, Tensor]:
+        trains = ctx.needs_input_grad[3]
+        others = [unit.index_select(0, texts.others_at) for unit in units]
+        of_others = torch.zeros_like(others[0]) if trains else None
+        slopes = torch.zeros_like(units[0]) if trains else None
         sums, correct = [], []
         for rows in blocks:
-            owns = [unit.index_select(0, texts.own_at[rows]) for unit in units]
-            if len(blocks) == 1:
-                block = of_rows(rows, *owns, *others)
-            else:
-                block = checkpoint(
-                    of_rows, rows, *owns, *others, use_reentrant=False, preserve_rng_state=False
-                )
-            sums.append(block[0])
-            correct.append(block[1])
-        return LossPart(torch.stack(sums).sum(), len(own_rows), torch.stack(correct).sum())
+            at = texts.own_at[rows]
+            owns = [unit.index_select(0, at) for unit in units]
+            with torch.set_grad_enabled(trains):
+                leaves = [vectors[0].requires_grad_(trains) for vectors in (owns, others)]
+                part = of_rows(rows, owns, others)
+            if slopes is not None and of_others is not None:
+                of_own, of_other = torch.autograd.grad(part.sum, leaves)
+                slopes.index_copy_(0, at, of_own)
+                of_others += of_other
+            sums.append(part.sum.detach())
+            assert part.correct is not None
+            correct.append(part.correct)
+        if slopes is not None and of_others is not None:
+            ctx.save_for_backward(slopes.index_copy_(0, texts.others_at, of_others))
+        counted = torch.stack(correct).sum()
+        ctx.mark_non_differentiable(counted)
+        return torch.stack(sums).sum(), counted
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        (slopes,) = ctx.saved_tensors
+        without = (None,) * (len(ctx.needs_input_grad) - 4)
+        return None, None, None, slope * slopes, *without
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,10 @@ from bert_core.train.config import LoopConfig
 from bert_core.train.joint import Parts, joint_losses, joint_parts, local_parts
 from bert_core.train.parallel import rank_of_world, sum_gradients, sum_over_ranks
 
+GRAPH_KEPT_UP_TO = 8
+"""Micro-batches of a rank up to which the last one's graph is kept while a joint loss is computed,
+which saves a forward pass. Of more, that pass is a small share, and the loss needs the memory."""
+
 
 @dataclass(frozen=True)
 class Sums:
@@ -48,33 +52,39 @@ def backward(
     passes = _Passes(model, whole, micro_batches, index, rank_of_world()[0], config)
     sums = Sums(added(map(whole.counts, micro_batches)), added(map(whole.divisors, micro_batches)))
     scales = _scales(whole, sums.divisors)
-    *others, last = range(len(micro_batches))
-    if not whole.joint:
-        for number in range(len(micro_batches)):
-            with sum_gradients(model, now=number == last):
-                parts = passes.parts(number)
-                _loss(parts, scales).backward()
-            sums.add(local_parts(parts))
+    if whole.joint:
+        _add_jointly(sums, passes, scales)
         return sums
-    with torch.no_grad():
-        vectors = [joint_parts(passes.parts(number, whole)) for number in others]
-    # The graph of one micro-batch fits into memory: the last is not computed again.
-    with sum_gradients(model, now=not others):
-        parts = passes.parts(last)
-        joint = joint_losses([*vectors, joint_parts(parts)])
-        slopes = [
-            {name: loss.slopes[number] for name, loss in joint.items()}
-            for number in range(last + 1)
-        ]
-        _loss(parts, scales, slopes[last]).backward()
-    sums.add(local_parts(parts))
-    sums.add({name: loss.part for name, loss in joint.items()})
-    for number in others:
-        with sum_gradients(model, now=number == others[-1]):
+    for number in passes.numbers:
+        with sum_gradients(model, now=number == passes.numbers[-1]):
             parts = passes.parts(number)
-            _loss(parts, scales, slopes[number]).backward()
+            _loss(parts, scales).backward()
         sums.add(local_parts(parts))
     return sums
+
+
+def _add_jointly(sums: Sums, passes: "_Passes", scales: Mapping[str, float]) -> None:
+    """Compute the gradient of a loss of the whole global batch, and add its parts to `sums`."""
+    *others, last = passes.numbers
+    is_kept = len(passes.numbers) <= GRAPH_KEPT_UP_TO
+    with torch.no_grad():
+        vectors = [
+            joint_parts(passes.parts(number, passes.whole))
+            for number in (others if is_kept else passes.numbers)
+        ]
+    joint = None if is_kept else joint_losses(vectors)
+    order = [last, *others] if is_kept else passes.numbers
+    for number in order:
+        with sum_gradients(passes.model, now=number == order[-1]):
+            parts = passes.parts(number)
+            if joint is None:
+                joint = joint_losses([*vectors, joint_parts(parts)])
+            vectors.clear()
+            slopes = {name: loss.slopes[number] for name, loss in joint.items()}
+            _loss(parts, scales, slopes).backward()
+        sums.add(local_parts(parts))
+    assert joint is not None
+    sums.add({name: loss.part for name, loss in joint.items()})
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,10 @@ class _Passes:
     index: int
     rank: int
     config: LoopConfig
+
+    @property
+    def numbers(self) -> range:
+        return range(len(self.micro_batches))
 
     def parts(self, number: int, model: nn.Module | None = None) -> Parts:
         device = next(self.whole.parameters()).device

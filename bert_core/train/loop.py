@@ -142,7 +142,8 @@ def training_steps(
         return
     by_rows = not (on_gpu or config.compile or is_sharded(model))
     with (
-        closing(prefetched(batches, pin_memory=on_gpu)) as ahead,
+        # A batch that shares a loss may be large.
+        closing(prefetched(batches, steps=1 if model.joint else 2, pin_memory=on_gpu)) as ahead,
         sparse_gradients(model, on=by_rows) as sparse,
     ):
         began = time.perf_counter()

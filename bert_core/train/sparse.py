@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
 
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.train.parallel import rank_of_world
@@ -21,6 +22,21 @@ class SparseGradients:
     def __init__(self, tables: Iterable[nn.Embedding]) -> None:
         self._tables = list(tables)
         self._spread: dict[nn.Embedding, tuple[Tensor, Tensor]] = {}
+
+    def watch(self) -> list[RemovableHandle]:
+        """Gather a table's gradient whenever micro-batches have added more rows to it than the
+        table has; return what ends that.
+
+        torch concatenates the rows of sparse gradients: 2.6 GB for a step on 1.7 million tokens of
+        384 numbers, copied once per micro-batch.
+        """
+
+        def bound(weight: Tensor) -> None:
+            gradient = weight.grad
+            if gradient is not None and gradient.is_sparse and gradient._nnz() > len(weight):
+                weight.grad = gradient.coalesce()
+
+        return [table.weight.register_post_accumulate_grad_hook(bound) for table in self._tables]
 
     def gather(self) -> None:
         """Sum each row's gradients over all places where it was read, in place."""
@@ -67,8 +83,12 @@ def sparse_gradients(model: ObjectiveModel, *, on: bool) -> Iterator[SparseGradi
     ]
     for table in tables:
         table.sparse = True
+    sparse = SparseGradients(tables)
+    hooks = sparse.watch()
     try:
-        yield SparseGradients(tables)
+        yield sparse
     finally:
+        for hook in hooks:
+            hook.remove()
         for table in tables:
             table.sparse = False

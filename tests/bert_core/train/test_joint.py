@@ -16,6 +16,7 @@ from bert_core.objectives.distillation import Distillation
 from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_ranking import TextRanking
+from bert_core.train.backward import GRAPH_KEPT_UP_TO
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import Step, evaluate, training_steps
 from bert_core.train.optim import build_optimizer
@@ -213,20 +214,39 @@ def test_a_resumed_run_ends_with_the_same_bits_with_dropout_on() -> None:
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_both_passes_of_a_micro_batch_draw_the_same_dropout() -> None:
-    """With another dropout in the second pass, slopes would be those of other vectors."""
+@pytest.mark.parametrize(("budget", "keeps_last"), [(1, False), (400, True)])
+def test_both_passes_of_a_micro_batch_draw_the_same_dropout(budget: int, keeps_last: bool) -> None:
+    """With another dropout in the second pass, slopes would be those of other vectors. With few
+    micro-batches, the last has one pass."""
     rows = rows_of("contrastive")
     task = FeatureExtraction.from_rows(rows)
     seen: list[Tensor] = []
     model = tiny.model(tiny.encoder_config(TOKENIZER.vocab_size), task.build_objective)
     model.encoder.register_forward_hook(lambda *call: seen.append(call[2].hidden.detach()))
-    [batch] = list(batches_of(task, rows, 1).once(BATCH))
-    step_of(model, batches_of(task, rows, 1))
-    first, last, second = seen[: BATCH - 1], seen[BATCH - 1], seen[BATCH:]
-    assert len(batch) == BATCH
-    assert len(second) == BATCH - 1
+    [batch] = list(batches_of(task, rows, budget).once(BATCH))
+    assert len(batch) > 1
+    assert (len(batch) <= GRAPH_KEPT_UP_TO) == keeps_last
+    step_of(model, batches_of(task, rows, budget))
+    first, second = seen[: len(batch)], seen[len(batch) :]
+    assert len(second) == len(batch) - keeps_last
     assert all(map(torch.equal, first, second))
-    assert not any(each.shape == last.shape and torch.equal(each, last) for each in first)
+    assert not any(torch.equal(first[0], other) for other in first[1:])
+
+
+def test_the_gradient_of_word_embeddings_takes_no_more_memory_with_more_micro_batches() -> None:
+    """torch 2.13 concatenates sparse gradients: every row that was ever read would be kept."""
+    rows = rows_of("contrastive")
+    task = FeatureExtraction.from_rows(rows)
+    model, batches = model_of(task, "contrastive"), batches_of(task, rows, 1)
+    held: list[int] = []
+    weight = model.encoder.embeddings.word_embeddings.weight
+    weight.register_post_accumulate_grad_hook(
+        lambda weight: held.append(weight.grad._indices().shape[1])
+    )
+    step_of(model, batches)
+    read = [batch["input_ids"].numel() for batch in next(batches.from_step(0))]
+    assert sum(read) > 3 * len(weight), "the tokens of the step"
+    assert max(held) <= len(weight) + max(read)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])
