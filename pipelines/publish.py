@@ -7,16 +7,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from jaxtyping import Bool
 
 from bert_core import files
 from bert_core.checks import default_of
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, read_manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
+from bert_core.metrics.judged import NAMES, judged_metrics
 from pipelines.answering.columns import ANSWER
 from pipelines.answering.predictors import options_text, predict_rows, predictor_of
+from pipelines.answering.searching_again import (
+    retrieval_set_again,
+    searched_columns,
+    seen_queries,
+)
 from pipelines.evaluate import CLASSES, DOCUMENTS, PREDICTIONS
 from pipelines.runtime.description import MODEL_PAGE, link_model_card, published_page
 from pipelines.runtime.inputs import bundle_input, input_digest
@@ -241,25 +249,44 @@ def _compared(
             not_compared=f"it is for {_described(champion.task)}, this bundle for "
             f"{_described(task)}, so they are not compared"
         )
-    if DOCUMENTS in evaluation.counts:
-        return compared(
-            not_compared="it was measured by a search of a retrieval set, whose documents the "
-            "evaluation does not hold: evaluate it on pairs to compare them"
-        )
-    old_seen, new_seen = (model.bundle.has_seen(task, rows) for model in (champion, predictor))
-    unseen = [row for row, seen in zip(rows, old_seen | new_seen, strict=True) if not seen]
-    if 2 * len(unseen) < len(rows):
-        who = "it" if old_seen.sum() >= new_seen.sum() else "this bundle"
-        return compared(
-            not_compared=f"{who} was trained on {max(old_seen.sum(), new_seen.sum()):,} of the "
-            f"evaluation's {len(rows):,} rows, which favour it"
-        )
     metric = str(evaluation.counts["primary_metric"])
+    if DOCUMENTS in evaluation.counts:
+        found = retrieval_set_again(evaluation)
+        if isinstance(found, str):
+            return compared(not_compared=found)
+        old_seen, new_seen = (seen_queries(model, task, found) for model in (champion, predictor))
+        if favours := _favours(old_seen, new_seen, "queries"):
+            return compared(not_compared=favours)
+        kept = ~(old_seen | new_seen)
+        old_columns = searched_columns(champion_folder, found, config)
+        columns = [
+            {name: np.asarray(column)[kept] for name, column in each.items()}
+            for each in ({name: [row[name] for row in rows] for name in NAMES}, old_columns)
+        ]
+        return compared(verdict=not_worse(metric, judged_metrics, *columns))
+    old_seen, new_seen = (model.bundle.has_seen(task, rows) for model in (champion, predictor))
+    if favours := _favours(old_seen, new_seen, "rows"):
+        return compared(not_compared=favours)
+    unseen = [row for row, seen in zip(rows, old_seen | new_seen, strict=True) if not seen]
     new = task.compare(unseen, [json.loads(row[ANSWER]) for row in unseen])
     if metric not in task.metrics(new):
         return compared(not_compared=f"the rows that neither was trained on have no {metric}")
     old = task.compare(unseen, predict_rows(champion_folder, unseen, config).answers)
     return compared(verdict=not_worse(metric, task.metrics, new, old))
+
+
+def _favours(
+    old_seen: Bool[np.ndarray, "rows"], new_seen: Bool[np.ndarray, "rows"], kind: str
+) -> str | None:
+    """Return why the evaluation favours one of the two, if more than half of it was trained on;
+    else None."""
+    if 2 * (old_seen | new_seen).sum() <= len(old_seen):
+        return None
+    who = "it" if old_seen.sum() >= new_seen.sum() else "this bundle"
+    return (
+        f"{who} was trained on {max(old_seen.sum(), new_seen.sum()):,} of the evaluation's "
+        f"{len(old_seen):,} {kind}, which favour it"
+    )
 
 
 def _described(task: "Task") -> str:

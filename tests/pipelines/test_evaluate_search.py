@@ -1,6 +1,7 @@
 """`raybert evaluate` on a retrieval set: what its files say, and what is refused before work."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from bert_core.manifest import read_manifest
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification
-from pipelines import evaluate
+from pipelines import evaluate, publish
 from pipelines.answering.searching import RetrievalConfig
+from pipelines.answering.searching_again import retrieval_set_again
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
+from pipelines.publish import PublishConfig
 from tests import tiny
 from tests.retrieval_sets import READ, beir
 
@@ -170,3 +173,53 @@ def test_what_cannot_be_searched_is_refused_before_work(
         evaluate.run(replace(two, model=str(classifier)))
     skipped = replace(config, held_out=replace(config.held_out, bad_rows="skip"))
     assert evaluate.run(skipped).counts["judgements_left_out_as_bad"] == 1
+
+
+def test_publish_compares_what_two_models_find(
+    done: EvaluateConfig, config: EvaluateConfig, tmp_path: Path
+) -> None:
+    """The champion searches the same set again, without queries that trained one of the two."""
+    first = PublishConfig(
+        output=str(tmp_path / "first"), model=done.model, evaluation=done.output, name="searchers",
+        num_workers=0, tracking_uri=done.tracking_uri,
+    )  # fmt: skip
+    assert publish.run(first).counts["is_champion"]
+
+    def second(name: str, pairs: list[dict[str, str]]) -> tuple[str, Any]:
+        """Why another model, trained on these pairs, is the champion or not, and its counts."""
+        words, task = tiny.tokenizer(), FeatureExtraction()
+        model = tiny.model(tiny.encoder_config(words.vocab_size), task.build_objective, seed=1)
+        about = About(task=task, trained_rows=task.digests(pairs, task.chosen))
+        save_bundle(tmp_path / name, model, words, about)
+        measured = replace(config, model=str(tmp_path / name), output=str(tmp_path / f"{name}-on"))
+        counts = evaluate.run(measured).counts
+        again = replace(
+            first, model=measured.model, evaluation=measured.output,
+            output=str(tmp_path / f"{name}-published"),
+        )  # fmt: skip
+        return str(publish.run(again).counts["why"]), counts
+
+    of_first = {row["id"]: row["ndcg_at_10"] for row in _queries(done)}
+    why, counts = second("alike", [])
+    difference = counts["ndcg_at_10"] - np.mean([*of_first.values()])
+    assert f"ndcg_at_10 {difference:+.4f} (" in why
+    assert "by paired bootstrap on 2 rows" in why
+    why, counts = second("half", [{"text": "blue sea", "text_pair": READ[0]}])
+    assert "by paired bootstrap on 1 row" in why
+    assert "1 of the evaluation's 2 rows are left out, since one of the two was trained" in why
+    seen = [{"text": "blue sea", "text_pair": READ[0]}, {"text": "a tree", "text_pair": READ[1]}]
+    why, _ = second("seen", seen)
+    assert "this bundle was trained on 2 of the evaluation's 2 queries, which favour it" in why
+    measured = read_manifest(str(tmp_path / "seen-on"))
+    folder = Path(config.held_out.source)
+    with (folder / "queries.jsonl").open("a") as queries:
+        queries.write(json.dumps({"_id": "q9", "text": "a sea"}) + "\n")
+    changed = str(retrieval_set_again(measured))
+    assert changed.startswith(f"{folder} has changed since the evaluation, so run `raybert evalu")
+    shutil.rmtree(folder)
+    told = "the retrieval set of the evaluation cannot be read ("
+    assert str(retrieval_set_again(measured)).startswith(told)
+
+
+def _queries(config: EvaluateConfig) -> list[dict[str, Any]]:
+    return pq.read_table(Path(config.output, "predictions.parquet")).to_pylist()
