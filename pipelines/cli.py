@@ -157,9 +157,7 @@ def _serve(config: Any) -> None:
         return
     if not stays:
         require_free(config.host, config.port)  # before the seconds that Ray takes
-    # Serve's processes have an environment of their own: those that Ray starts in advance, one per
-    # CPU, would stay unused.
-    cluster.set_defaults({"RAY_prestart_worker_first_driver": "0"})
+    cluster.set_defaults(cluster.NO_SPARE_WORKERS)
     if not stays and cluster.address_to_join(None) is None:
         print("starting Ray", flush=True)
     cluster.connect(

@@ -65,6 +65,10 @@ OF_OUR_OWN = {
     "RAY_task_events_report_interval_ms": "0",
 }
 
+# For a cluster whose processes all have an environment of their own, as those of Ray Train and Ray
+# Serve: the workers that Ray starts in advance, one per CPU, would stay unused.
+NO_SPARE_WORKERS = {"RAY_prestart_worker_first_driver": "0"}
+
 _started: str | None = None  # the marker of the cluster that this process started
 
 

@@ -118,6 +118,7 @@ def fit(
 def _fit_on_ray(
     worker: Worker, config: TrainingConfig, digest: str, spent: goodput.Goodput
 ) -> None:
+    cluster.set_defaults(cluster.NO_SPARE_WORKERS)
     cluster.connect(
         address=config.address,
         num_cpus=config.cpus,

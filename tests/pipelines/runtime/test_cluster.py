@@ -66,6 +66,31 @@ def test_a_cluster_of_our_own_has_no_process_that_it_does_without() -> None:
 
 
 @pytest.mark.ray
+def test_a_cluster_for_training_or_serving_starts_no_worker_in_advance() -> None:
+    code = """
+        import time
+        import psutil
+        from pipelines.runtime import cluster
+        from pipelines.runtime.processes import processes_of
+        cluster.set_defaults(cluster.NO_SPARE_WORKERS)
+        cluster.connect(address="local", num_cpus=1)
+        time.sleep(1)  # in which Ray would start one
+        lines = [psutil.Process(pid).cmdline() for pid in processes_of(cluster.started())]
+        assert any("raylet" in line[0] for line in lines), lines  # it names the worker's program
+        workers = [" ".join(line) for line in lines if "raylet" not in line[0]]
+        print(*(each for each in workers if "default_worker.py" in each or "ray::IDLE" in each))
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout.strip() == ""
+
+
+@pytest.mark.ray
 @pytest.mark.guard
 @pytest.mark.parametrize(
     ("signum", "first"),
