@@ -49,6 +49,7 @@ STAGES = {
     "export": Command("pipelines.export", "ExportConfig", "bundle → bundle with an ONNX graph"),
     "predict": Command("pipelines.predict", "PredictConfig", "bundle + rows → rows with answers"),
     "mine": Command("pipelines.mine", "MineConfig", "pairs + passages → pairs with negatives"),
+    "index": Command("pipelines.index", "IndexConfig", "vectors of rows → searchable index"),
     "search": Command("pipelines.search", "SearchConfig", "queries + vectors → nearest rows"),
     "extract": Command("pipelines.extract", "ExtractConfig", "bundles + documents → records"),
     "glue": Command("pipelines.glue", "GlueConfig", "bundles + GLUE's test files → submission"),

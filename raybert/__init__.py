@@ -22,6 +22,7 @@ from raybert.stages import export as export
 from raybert.stages import extract as extract
 from raybert.stages import finetune as finetune
 from raybert.stages import glue as glue
+from raybert.stages import index as index
 from raybert.stages import mine as mine
 from raybert.stages import predict as predict
 from raybert.stages import prepare as prepare

@@ -389,6 +389,28 @@ def mine(
     ranker: Text | None = ...,
     ranker_margin: float = ...,
 ) -> Outcome: ...
+def index(
+    *,
+    config: Text | None = ...,
+    output: Text = ...,
+    num_workers: int | tuple[int, int] = ...,
+    threads_per_worker: int = ...,
+    require_gpus: bool = ...,
+    force: bool = ...,
+    wait: bool = ...,
+    address: Text | None = ...,
+    allow_open_cluster: bool = ...,
+    tracking_uri: Text | None = ...,
+    experiment: Text = ...,
+    parent_run: Text | None = ...,
+    vectors: Text = ...,
+    text_column: Text | None = ...,
+    language: Literal["danish", "dutch", "english", "finnish", "french", "german", "greek", "hungarian", "italian", "norwegian", "portuguese", "romanian", "russian", "spanish", "swedish", "turkish"] | None = ...,
+    columns: list[Text] | tuple[Text, ...] = ...,
+    exact_below: int = ...,
+    recall: float = ...,
+    recall_queries: int = ...,
+) -> Outcome: ...
 def search(
     *,
     config: Text | None = ...,

@@ -29,6 +29,7 @@ ORDER = (
     "tune_distill",
     "evaluate_publish",
     "answer",
+    "search",
     "retrieval",
     "python",
 )

@@ -65,6 +65,8 @@ class VectorSource:
     """Whether each vector has the length 1."""
     precision: str
     """That of the computation."""
+    query_prompt: str | None = None
+    """Name of the prompt that the model puts before a query; None for its default one."""
 
     def entries(self) -> dict[str, Any]:
         """Return all of it as JSON, with the digest of the space."""
@@ -123,6 +125,7 @@ def source_of(predictor: "Predictor", parameters: Parameters | None) -> VectorSo
         max_tokens=predictor.max_length,
         is_normalized=bool(getattr(chosen, "normalize", False) if scaled is None else scaled),
         precision=predictor.execution.precision,
+        query_prompt=task.side("query").prompt_name,
     )
 
 

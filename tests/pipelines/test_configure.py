@@ -25,6 +25,7 @@ NEEDED = {
     "export": ["--model", "bundle"],
     "predict": ["--model", "bundle", "--source", "a.txt"],
     "mine": ["--model", "bundle", "--source", "a.jsonl"],
+    "index": ["--vectors", "vectors"],
     "search": ["--corpus", "vectors", "--queries", "asked"],
     "extract": ["--source", "a.txt", "--tagger.model", "b", "--tagger.fields.people", "person"],
     "glue": ["--allow_incomplete"],

@@ -101,6 +101,7 @@ SAVED = {
     "export": ["bundle/model.onnx"],
     "predict": ["parts/part-00002.json", "rows/part-00002.jsonl"],
     "mine": ["parts/part-00002.json", "passages/part-00002.parquet"],
+    "index": ["parts/part-00002.arrow"],
     "search": ["parts/part-00002.json"],
     "extract": ["parts/part-00002.json"],
     "glue": ["CoLA.tsv"],

@@ -38,6 +38,7 @@ def test_sides_with_different_prompts_are_of_one_space(vectors: Predictor) -> No
     assert query is not None
     assert document is not None
     assert (query.prompt, document.prompt) == ("query: ", "passage: ")
+    assert document.query_prompt == "query"
     assert query.space == document.space == made(vectors, normalize=True).space
     assert made(vectors, truncate=True, prompt_name="passage").space.digest == query.space.digest
     assert query.space.model == vectors.bundle.digest
