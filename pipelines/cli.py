@@ -78,7 +78,7 @@ def _run(word: str, arguments: list[str]) -> int:
     if word == "report":
         arguments = _listed(arguments, "--runs")
     if word == "serve":
-        arguments = _with_one_value(arguments, "--models")
+        arguments = _with_one_value(_with_one_value(arguments, "--models"), "--indexes")
     config = parse(word, arguments)
     if word == "serve" and config.apply is not None:
         config = _applied(config, arguments)
@@ -113,11 +113,12 @@ def _listed(arguments: list[str], name: str) -> list[str]:
 
 def _applied(config: Any, arguments: list[str]) -> Any:
     """Load the config file named by `apply`, and let the other arguments override it."""
-    if config.models:
-        raise ConfigError(
-            f"models: wanted them in {config.apply}, which says all that is served, got "
-            f"{config.models} too: leave out --models"
-        )
+    for name in ("models", "indexes"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"{name}: wanted them in {config.apply}, which says all that is served, got "
+                f"{getattr(config, name)} too: leave out --{name}"
+            )
     if not Path(config.apply).is_file():
         raise ConfigError(f"apply: wanted a TOML file, got {config.apply}, which does not exist")
     applied = parse("serve", ["--config", config.apply, *arguments])

@@ -141,6 +141,10 @@ class Command:
     reference is a bundle's folder or URI, models:/name@alias of the registry, or
     owner/name@revision of the Hugging Face hub. In a file also as tables, each with settings of its
     own: [models.docs] with model = "models:/docs@champion", and fields below that differ for it."""
+    indexes: dict[str, Any] | list[str] | str = ""
+    """Indexes of `raybert index` to search in, as name=folder, whose vectors a served model has
+    made. The same name several times is one index in several versions, each by another version of
+    its model, which moves only to those. In a file: [indexes] with docs = ["runs/index"]."""
     apply: str | None = None
     """Apply this TOML file to the cluster at RAY_ADDRESS, and return once its models answer: adds,
     changes and removes models without touching the others. They stay when this command ends."""
@@ -211,6 +215,7 @@ class ServeConfig(ModelSettings, Command):
                 "tables [models.<name>]"
             )
         models = self.served
+        _ = self.served_indexes
         if self.default is not None and self.default not in models:
             raise ConfigError(
                 f"default: wanted one of the models, {', '.join(models)}, got {self.default!r}"
@@ -258,6 +263,26 @@ class ServeConfig(ModelSettings, Command):
             name: ModelConfig(model=reference, **common)
             for name, reference in parse_models(self.models).items()
         }
+
+    @cached_property
+    def served_indexes(self) -> dict[str, list[str]]:
+        """Each index by name, as the folders of its versions.
+
+        Raises: ConfigError if one has another form; never once the config is made.
+        """
+        if not isinstance(self.indexes, dict):
+            return parse_indexes(self.indexes)
+        folders = {}
+        for name, value in self.indexes.items():
+            listed = [value] if isinstance(value, str) else value
+            is_list = isinstance(listed, list) and all(isinstance(each, str) for each in listed)
+            if not (NAME.fullmatch(name) and is_list and listed):
+                raise ConfigError(
+                    f"indexes.{name}: wanted a folder, or a list of folders, under a name of "
+                    f"letters, digits, dots, dashes and underscores, got {shown(value)}"
+                )
+            folders[name] = listed
+        return folders
 
     def _check_together(self) -> None:
         for name, model in self.served.items():
@@ -349,6 +374,24 @@ def _check_keys(where: str, table: Mapping[str, Any], kind: type) -> None:
                 f"{where}.{key}: there is no such setting, there are {', '.join(known)}"
                 f"{nearest(key, known)}"
             )
+
+
+def parse_indexes(indexes: list[str] | str) -> dict[str, list[str]]:
+    """Return the folders of `name=folder`, … by name, in the order given.
+
+    Raises: ConfigError if one has another form.
+    """
+    entries = _BETWEEN.split(indexes.strip(", ")) if isinstance(indexes, str) else indexes
+    folders: dict[str, list[str]] = {}
+    for entry in entries if indexes else ():
+        name, equals, folder = (part.strip() for part in entry.partition("="))
+        if not (equals and folder and NAME.fullmatch(name)):
+            raise ConfigError(
+                "indexes: wanted name=folder, as in docs=runs/index, with a name of letters, "
+                f"digits, dots, dashes and underscores, got {entry!r}"
+            )
+        folders.setdefault(name, []).append(folder)
+    return folders
 
 
 def parse_models(models: list[str] | str) -> dict[str, str]:

@@ -78,6 +78,11 @@ def applications(config: ServeConfig, models: Mapping[str, Deployable]) -> list[
         "limits": LIMITS.dump_python(_limits_of_front(config.limits, settings.values())),
         "access": _access(config.keys),
         "local_only": is_loopback(config.host),
+        "indexes": {
+            # Absolute, since the front runs elsewhere.
+            name: [files.absolute(folder) for folder in folders]
+            for name, folders in config.served_indexes.items()
+        },
         "server": server_settings(config),
     }
     if config.together:

@@ -20,9 +20,12 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from bert_core.indexes.table import Index
+from bert_core.manifest import read_manifest
 from serve.cluster.haproxy_launcher import WITHOUT_REPLICA_S
 from serve.cluster.scaling import METRIC
 from serve.http.app import LocalModel, create_front_app, create_model_app
+from serve.http.routes.indexes import Indexes
 from serve.http.routes.listing import Listing, list_models
 from serve.model.card import Card, Response, ServedModel
 from serve.observe import metrics
@@ -134,18 +137,22 @@ class ModelReplica:
 class Front:
     """The page, the list of models, the readiness check for all of them, and the root routes.
 
-    `user_config`: `models`, their names, the default model first; `limits`, `access` and
-    `local_only`.
+    `user_config`: `models`, their names, the default model first; `limits`, `access`, `indexes`,
+    the folders of each by name, and `local_only`.
     """
 
     def __init__(self) -> None:
         self._switch, self._recorder = Switch(), metrics.RayRecorder()
         self._keys: Keys | None = None
+        self._indexes: Indexes = {}
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
         self._keys = await asyncio.to_thread(_keys, config, self._keys)
+        self._indexes = await asyncio.to_thread(_indexes, config, self._indexes)
         self._models = {name: RemoteModel(name) for name in config["models"]}
-        self._switch.app = _front_app(self._models, config, self._keys, self._recorder)
+        self._switch.app = _front_app(
+            self._models, config, self._keys, self._recorder, self._indexes
+        )
 
     async def listing(self) -> Listing:
         return await list_models(self._models)
@@ -158,7 +165,8 @@ class Front:
 class Together:
     """The front with all models in its own process.
 
-    `user_config`: `plans`, by name, the default model first; `limits`, `access` and `local_only`.
+    `user_config`: `plans`, by name, the default model first; `limits`, `access`, `indexes` and
+    `local_only`.
     """
 
     def __init__(self) -> None:
@@ -168,14 +176,16 @@ class Together:
         self._switch, self._reporter = Switch(), Reporter()
         self._table = ModelTable(metrics.RayRecorder(), self._reporter.report)
         self._keys: Keys | None = None
+        self._indexes: Indexes = {}
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
         self._keys = await asyncio.to_thread(_keys, config, self._keys)
+        self._indexes = await asyncio.to_thread(_indexes, config, self._indexes)
 
         def renew() -> None:
             self._models = self._table.served(self._keys)
             recorder = self._table.recorder
-            self._switch.app = _front_app(self._models, config, self._keys, recorder)
+            self._switch.app = _front_app(self._models, config, self._keys, recorder, self._indexes)
 
         self._reporter.start()
         await self._table.change(config["plans"], renew)
@@ -347,15 +357,31 @@ def _keys(config: Mapping[str, Any], before: Keys | None) -> Keys | None:
     return before
 
 
+def _indexes(config: Mapping[str, Any], before: Indexes) -> Indexes:
+    """Return the indexes, opened; those that are open already stay so."""
+    opened = {index.folder: index for versions in before.values() for index in versions}
+
+    def index_of(folder: str) -> Index:
+        known = opened.get(folder)
+        is_same = known is not None and known.digest == read_manifest(folder).digest
+        return known if known is not None and is_same else Index(folder)
+
+    folders: Mapping[str, Sequence[str]] = config.get("indexes", {})
+    return {name: [index_of(each) for each in versions] for name, versions in folders.items()}
+
+
 def _front_app(
     models: Mapping[str, ServedModel],
     config: Mapping[str, Any],
     keys: Keys | None,
     recorder: Recorder,
+    indexes: Indexes,
 ) -> Starlette:
     limits: Limits = LIMITS.validate_python(config.get("limits", {}))
     local_only = config.get("local_only", False)
-    return create_front_app(models, limits, keys, recorder, metrics.exported, local_only=local_only)
+    return create_front_app(
+        models, limits, keys, recorder, metrics.exported, local_only=local_only, indexes=indexes
+    )
 
 
 KINDS: Mapping[str, ray_serve.Deployment] = {

@@ -21,6 +21,7 @@ from bert_core.errors import InputError
 from serve.http.asgi_call import call
 from serve.http.routes.base import LIST, SurfaceRoute, error_response, json_response, place_of
 from serve.http.routes.front import Metrics, front_routes, metrics_route
+from serve.http.routes.indexes import Indexes, index_routes
 from serve.http.routes.joint import joint_routes
 from serve.http.routes.listing import list_routes
 from serve.http.routes.model import model_routes
@@ -106,6 +107,7 @@ def create_front_app(
     metrics: Metrics | None = None,
     *,
     local_only: bool = False,
+    indexes: Indexes | None = None,
 ) -> FastAPI:
     """Return the application at `/`, which handles every path that does not belong to a model
     elsewhere.
@@ -114,6 +116,7 @@ def create_front_app(
         recorder: records the requests that are answered here.
         metrics: returns what `/metrics` shows; without it there is no such path.
         local_only: as in `create_model_app`.
+        indexes: those that can be searched here; without any there are no such paths.
     """
     here = [
         model_routes(model.slot, model.keys, f"/v1/models/{name}")
@@ -122,6 +125,8 @@ def create_front_app(
     ]
     here += [] if metrics is None else [metrics_route(metrics, keys)]
     here.append(joint_routes(models, limits or Limits(), keys))
+    if indexes:
+        here.append(index_routes(indexes, models, limits or Limits(), keys))
     front = front_routes(models, limits or Limits(), keys)
     routers = [*here, list_routes(models, keys, limits), page_routes(), front]
     return _create_app("raybert", recorder, *routers, local_only=local_only)

@@ -139,6 +139,8 @@ class Model:
         }
         self.limits = limits or Limits()
         self.truncate, self.max_ongoing_requests = truncate, max_ongoing_requests
+        self._spaces: dict[tuple[str, int | None, bool], str | None] = {}
+        """What `_space_of` has found: a few, since a request's parameters are checked."""
         self._cache: AnswerCache | None = None
         self.size_cache(cache_mib)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -274,8 +276,22 @@ class Model:
                 f"{self.name} failed at this request: try again, its log says why"
             ) from error
         self._judge(failed=False)
-        source = source_of(work.predictor, work.parameters)
-        return answered if source is None else replace(answered, space=source.space.digest)
+        space = self._space_of(work)
+        return answered if space is None else replace(answered, space=space)
+
+    def _space_of(self, work: Work) -> str | None:
+        """Return the digest of the space of the vectors that a request gets; None for other
+        answers."""
+        asked = work.parameters
+        which = (
+            work.predictor.task.name,
+            getattr(asked, "dimensions", None),
+            getattr(asked, "per_token", False),
+        )
+        if which not in self._spaces:
+            source = source_of(work.predictor, asked)
+            self._spaces[which] = None if source is None else source.space.digest
+        return self._spaces[which]
 
     def _judge(self, *, failed: bool) -> None:
         """Update the verdict on the model after a request. Lack of memory and the caller's mistakes

@@ -102,6 +102,8 @@ class ModelHolder:
     """Removes the model; None if a model must always answer."""
     answered: Callable[[Aim, Model], None] = lambda aim, model: None
     """Called when a version has answered its first request."""
+    waits_for: Callable[[Model], str | None] = lambda model: None
+    """Tells what a loaded model must wait for before it may answer; None if it may."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ class Follower:
         self._wait_s, self._again_s = 0.0, 0.0
         self._banned: tuple[Aim, str] | None = None
         """The version that failed at its first requests, and the problem to report."""
+        self._waiting: tuple[Aim, Model] | None = None
+        """A version that is loaded, and waits before it may answer."""
         self._has_answered = False
         self._wake = threading.Event()
         self._is_stopped = False
@@ -154,6 +158,8 @@ class Follower:
         """Change the aim; returns at once."""
         with self._holder.lock:
             if aim == self._aim:
+                if self._waiting is not None:  # what it waits for may be there now
+                    self._wake.set()
                 return
             changes_now = not aim.follow_s or aim.source.reference != self._aim.source.reference
             if changes_now or aim.runtime != self._aim.runtime:
@@ -186,6 +192,7 @@ class Follower:
                 self._judge()
                 self._look(self._looked_at)
         self._drop_former()
+        self._drop_waiting()
 
     def _pause_s(self) -> float | None:
         """Return the seconds until the next check; None if only a change of the aim requires a
@@ -270,12 +277,16 @@ class Follower:
             banned = "" if self._banned is None else f"{self._banned[1]}; "
             self._report(banned + problem)
             return
+        if self._waiting is not None and not resolved.is_met_by(self._waiting[0]):
+            self._drop_waiting()
         if resolved.is_met_by(self._held):
             self._failed = self._banned = None
             is_failing = self._model is not None and self._model.verdict == "failing"
             self._report(_failing(resolved) if is_failing else None)
         elif self._banned is not None and resolved.is_met_by(self._banned[0]):
             self._report(self._banned[1])
+        elif self._waiting is not None:
+            self._install(*self._waiting)
         elif resolved != self._failed or time.monotonic() >= self._again_s:
             self._take(resolved)
         else:
@@ -293,14 +304,32 @@ class Follower:
             longest_s = LONGEST_WAIT_S if is_at_fault else LONGEST_LACK_S
             self._fail(aim, f"{named} is not served: {reason_of(error)}", longest_s)
             return
+        self._install(aim, model)
+
+    def _install(self, aim: Aim, model: Model) -> None:
+        """Let a loaded model answer, or keep it until what it waits for is there."""
+        named = aim.source.named
         with self._holder.lock:
             if self._is_stopped or not self._aim.takes(aim):  # another aim has come meanwhile
+                self._waiting = None
                 model.retire()
                 return
+            if (missing := self._holder.waits_for(model)) is not None:
+                if self._waiting is None:
+                    logger.warning("%s is loaded, and waits: %s", named, missing)
+                self._waiting = aim, model
+                self._report(f"{named} is loaded, and waits: {missing}")
+                return
+            self._waiting = None
             self._hold(aim, model)
             self._failed = self._banned = None
             self._report(None)
         logger.info("%s answers from now on", named)
+
+    def _drop_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting[1].retire()
 
     def _hold(self, aim: Aim, model: Model) -> None:
         """Let a model answer, and keep the model before it until this model has answered."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_core.errors import FormatError
-from serve.model.changes import difference
+from serve.model.changes import difference, gives_vectors
 from serve.model.model import Model
 from serve.observe.records import NO_RECORDER, Recorder
 from serve.versions.comparison import Report
@@ -50,7 +50,9 @@ class LoadedModel:
         self._attempts: weakref.WeakKeyDictionary[Model, Attempt] = weakref.WeakKeyDictionary()
         held, model = self._first()
         self.slot = Slot(model, recorder)
-        holder = self._holder(MODEL, install=self._install, answered=self._answered)
+        holder = self._holder(
+            MODEL, install=self._install, answered=self._answered, waits_for=self._waits_for
+        )
         aim = self._aim(plan.source)
         former = self._former(held)
         self._follower = Follower(holder, aim, held, model=model, former=former)
@@ -115,7 +117,11 @@ class LoadedModel:
             try:
                 version = way()
                 if version is not None:
-                    return version, self._load(version)
+                    model = self._load(version)
+                    if (missing := self._missing(model, aim.source.digest)) is None:
+                        return version, model
+                    logger.warning("%s: %s", aim.source.reference, missing)
+                    model.retire()
             except Exception as error:  # the follower retries it, and reports it
                 logger.error("%s: %s", aim.source.reference, reason_of(error))
         return aim, self._load(aim)
@@ -132,6 +138,24 @@ class LoadedModel:
     def _install(self, model: Model) -> Model:
         self._settle(model)
         return self.slot.switch(model)
+
+    def _waits_for(self, model: Model) -> str | None:
+        return self._missing(model, self.slot.model.digest)
+
+    def _missing(self, model: Model, before: str | None) -> str | None:
+        """Return what a model of vectors lacks before it may answer in place of the model of the
+        digest `before`; None if it lacks nothing.
+
+        An index that is served with the vectors of the one needs an index beside it with those of
+        the other: otherwise searches would find nothing, or nonsense.
+        """
+        indexed = self.plan.indexed
+        if before not in indexed or model.digest in indexed or not gives_vectors(model):
+            return None
+        return (
+            f"an index is served with the vectors of {str(before)[:12]}, none with those of "
+            f"{model.digest[:12]}: serve one beside it"
+        )
 
     def _answered(self, aim: Aim, model: Model) -> None:
         self._got_through(aim, model)

@@ -4,8 +4,9 @@ A plan is data, so that Ray Serve can hold it as a deployment's `user_config` an
 to processes that run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ import pydantic
 
 from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.errors import ConfigError
+from bert_core.files import is_uri
+from bert_core.indexes.record import IndexRecord, read_record
 from serve.config import ComparisonMode, ModelConfig, ServeConfig
 from serve.model.changes import difference
 from serve.request.limits import Limits
@@ -108,6 +111,8 @@ class Plan:
     follow_s: float = 5.0
     allow_other_labels: bool = False
     candidate: CandidatePlan | None = None
+    indexed: tuple[str, ...] = ()
+    """Digests of the bundles whose vectors served indexes have."""
 
     def follows(self, source: Source) -> bool:
         """Whether other versions of this source may replace it while the process serves."""
@@ -153,11 +158,52 @@ def find(
         FormatError for a bundle that is damaged or answers no task; also see `Reference.fetch`.
     """
     uri = tracking_uri(config.tracking_uri)
+    for name, folders in config.served_indexes.items():
+        if remote := [folder for folder in folders if is_uri(folder)]:
+            raise ConfigError(
+                f"indexes.{name}: wanted a folder of this machine, got {remote[0]}: copy it here"
+            )
+    records = {
+        name: [read_record(folder) for folder in folders]
+        for name, folders in config.served_indexes.items()
+    }
     found = {}
     for name, model in config.served.items():
         loading(name)
         found[name] = _find(uri, name, model)
-    return found
+    _check_indexes(records, found)
+    indexed = sorted({each.vectors.space.model for each in chain.from_iterable(records.values())})
+    return {
+        name: replace(each, plan=replace(each.plan, indexed=tuple(indexed)))
+        for name, each in found.items()
+    }
+
+
+def _check_indexes(
+    records: Mapping[str, Sequence[IndexRecord]], models: Mapping[str, "Deployable"]
+) -> None:
+    """Raise ConfigError unless the vectors of each index were made by a model that is served, one
+    per text."""
+    by_digest = {each.plan.source.digest: name for name, each in models.items()}
+    for name, versions in records.items():
+        made_by = [each.vectors.space.model for each in versions]
+        if not any(digest in by_digest for digest in made_by):
+            served = ", ".join(f"{model} {str(digest)[:12]}" for digest, model in by_digest.items())
+            raise ConfigError(
+                f"indexes.{name}: wanted vectors by a model that is served ({served}), got those "
+                f"of {' and '.join(digest[:12] for digest in made_by)}: serve their model too, or "
+                "make an index of vectors by one of these"
+            )
+        if len({each.vectors.space.digest for each in versions}) < len(versions):
+            raise ConfigError(
+                f"indexes.{name}: wanted versions by different models, got several of one space: "
+                "give them different names"
+            )
+        if any(each.vectors.space.how.get("pooling") == "per_token" for each in versions):
+            raise ConfigError(
+                f"indexes.{name}: wanted a vector per text, got the vectors of tokens: predict "
+                "again without per_token"
+            )
 
 
 def _find(uri: str, name: str, model: ModelConfig) -> Deployable:

@@ -309,6 +309,7 @@ def test_stopping_leaves_nothing_to_answer(cluster: Cluster) -> None:
     ("arguments", "message"),
     [
         (["--models", "a=x"], "which says all that is served, got a=x too: leave out --models"),
+        (["--indexes", "a=x"], "which says all that is served, got a=x too: leave out --indexes"),
         ([], "apply: wanted a TOML file, got none.toml, which does not exist"),
     ],
 )
