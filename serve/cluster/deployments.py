@@ -25,7 +25,7 @@ from bert_core.manifest import read_manifest
 from serve.cluster.haproxy_launcher import WITHOUT_REPLICA_S
 from serve.cluster.scaling import METRIC
 from serve.http.app import LocalModel, create_front_app, create_model_app
-from serve.http.routes.indexes import Indexes
+from serve.http.routes.index_shapes import Indexes
 from serve.http.routes.listing import Listing, list_models
 from serve.model.card import Card, Response, ServedModel
 from serve.observe import metrics

@@ -21,7 +21,8 @@ from bert_core.errors import InputError
 from serve.http.asgi_call import call
 from serve.http.routes.base import LIST, SurfaceRoute, error_response, json_response, place_of
 from serve.http.routes.front import Metrics, front_routes, metrics_route
-from serve.http.routes.indexes import Indexes, index_routes
+from serve.http.routes.index_shapes import Indexes
+from serve.http.routes.indexes import index_routes
 from serve.http.routes.joint import joint_routes
 from serve.http.routes.listing import list_routes
 from serve.http.routes.model import model_routes
