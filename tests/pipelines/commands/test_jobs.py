@@ -108,6 +108,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_what_to_do(head: Any, tmp_path: 
     assert f"job {name} has already ended: stopped" in again.stdout
 
 
+@pytest.mark.guard
 def test_submitting_again_finds_the_job(head: Any, tmp_path: Path) -> None:
     (tmp_path / "vocab.toml").write_text("vocab_size = 100\n[corpus]\nheld_out_share = 0.1\n")
     text, output = tmp_path / "text.txt", tmp_path / "vocab"
