@@ -89,7 +89,7 @@ def test_a_piece_of_two_parts_makes_them_one_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "together"),
+    ("text", "in_one"),
     [
         ("U.S. is", [False, True, True, True, False]),
         ("a).", [False, True, False]),
@@ -99,9 +99,9 @@ def test_a_piece_of_two_parts_makes_them_one_unit() -> None:
     ],
 )
 def test_parts_may_be_of_one_word_where_no_space_and_no_script_without_is(
-    text: str, together: list[bool]
+    text: str, in_one: list[bool]
 ) -> None:
-    assert in_one_word(text, parts_of(text)).tolist() == together
+    assert in_one_word(text, parts_of(text)).tolist() == in_one
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def findings_of(done: Any) -> dict[str, list[Finding]]:
     return by_check([Finding(**each) for each in json.loads(done.stdout)])
 
 
+@pytest.mark.guard
 @pytest.mark.parametrize("kind", ["host:port", "job server"])
 def test_a_cluster_is_checked_on_its_nodes(kind: str, head: Any, tmp_path: Path) -> None:
     addresses = {**head.addresses, "job server": head.environment["RAY_API_SERVER_ADDRESS"]}

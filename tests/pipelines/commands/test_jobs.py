@@ -66,6 +66,7 @@ for i in range({LINES}):
 """
 
 
+@pytest.mark.guard
 def test_a_broken_stream_resumes_without_losing_or_repeating_a_line(
     head: Any, tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_broken_stream_resumes_without_losing_or_repeating_a_line(
     assert away == back >= 1
 
 
+@pytest.mark.guard
 def test_ctrl_c_leaves_the_job_running_and_says_what_to_do(head: Any, tmp_path: Path) -> None:
     name = "raybert-wait-0123456789ab"
     code = "import time; print('begun'); time.sleep(300)"

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[3]
 REFUSAL = "wanted a Ray cluster that requires a token"
 
 
+@pytest.mark.guard
 def test_without_the_token_the_cluster_is_closed(head: Any) -> None:
     stranger = {"RAY_AUTH_TOKEN": "", "HOME": "/nonexistent"}
     done = head.raybert("submit", "vocab", "--output", "/shared/vocab", **stranger)

@@ -82,6 +82,7 @@ def test_nothing_is_left_where_the_input_is_wrong(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.guard
 def test_too_few_cpus_are_found_before_the_input_is_read(head: Any, tmp_path: Path) -> None:
     done = head.raybert(*vocab(tmp_path, "--num_workers", "3", "--address", "auto"))
     assert done.returncode == 1, done.stderr
@@ -91,6 +92,7 @@ def test_too_few_cpus_are_found_before_the_input_is_read(head: Any, tmp_path: Pa
     )
 
 
+@pytest.mark.guard
 def test_a_wrong_token_is_found_before_the_input_is_read(head: Any, tmp_path: Path) -> None:
     address = head.addresses["host:port"]
     command = vocab(tmp_path, "--num_workers", "1", "--address", address)
@@ -110,6 +112,7 @@ cli.main(sys.argv[1:])
 """
 
 
+@pytest.mark.guard
 @pytest.mark.parametrize("kind", ["host:port", "ray://"])
 def test_another_version_of_ray_is_reported(kind: str, head: Any, tmp_path: Path) -> None:
     command = vocab(tmp_path, "--num_workers", "1", "--address", head.addresses[kind])
