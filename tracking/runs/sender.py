@@ -4,18 +4,22 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from bert_core.storage_schemes import SCHEMES
 from tracking.runs.spool import Note, NoteKind, Spool
-from tracking.store import sqlite_runs
-from tracking.store.mlflow_runs import MlflowRuns
-from tracking.store.runs import Dataset, Metric, RefusedByMlflowError, Runs
+from tracking.store.server import connect, experiment_id, require_answer
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run as StoredRun
 
 logger = logging.getLogger(__name__)
 
+KEY_TAG = "raybert.key"
 RESTART_TAG = "restart."
 SEND_EVERY_S = 1.0
 LONGEST_PAUSE_S = 30.0
@@ -26,8 +30,6 @@ BATCH_PARAMS = 100
 FILES: tuple[NoteKind, ...] = ("artifact", "json")
 """Notes that go to the artifact store."""
 _LOCAL = ("", "file")
-SOURCE_TYPES = ("abfss", "gs", "hdfs", "s3")
-"""Schemes that are MLflow's name of a type of data source, and whose sources it reads back."""
 
 
 class Sender(threading.Thread):
@@ -42,12 +44,12 @@ class Sender(threading.Thread):
         super().__init__(name="mlflow-sender", daemon=True)
         self._spool = spool
         self._uri = uri
-        self._runs: Runs | None = None
+        self._client: MlflowClient | None = None
         self._wake = threading.Event()
         self._finishing = False
         self._abandoned = False
         self._reason: str | None = None
-        self._stored_steps: Mapping[str, int] = {}
+        self._stored_steps: dict[str, int] = {}
 
     def run(self) -> None:
         pause_s = 0.0
@@ -64,7 +66,7 @@ class Sender(threading.Thread):
                 # Whatever the error, training continues, and a later retry may succeed.
                 logger.debug("sending to MLflow failed", exc_info=True)
                 self._reason = str(error).partition("\n")[0] or repr(error)
-                self._runs = None
+                self._client = None
                 tries -= finishing
                 pause_s = SEND_EVERY_S if finishing else min(2 * pause_s + 1, LONGEST_PAUSE_S)
             else:
@@ -105,36 +107,38 @@ class Sender(threading.Thread):
     def _send(self) -> None:
         if not self._spool.has_unsent():
             return
-        if self._runs is not None:
-            self._runs.require_answer()
-        runs = self._runs = self._runs or self._open_run()
+        if self._client is not None:
+            require_answer(self._uri)
+        client = self._client = self._client or self._open_run()
         run_id = self._spool.run.run_id
         assert run_id is not None
         # Files are sent last, after what the run is, how it went and how it ended: they may go to
         # another store, whose failure must not hold up the rest.
         notes = self._spool.run.untold
-        self._send_notes(runs, run_id, [n for n in notes if n.kind not in (*FILES, "status")])
-        self._send_records(runs, run_id)
-        self._send_notes(runs, run_id, [n for n in notes if n.kind == "status"])
-        self._send_notes(runs, run_id, [n for n in notes if n.kind in FILES])
+        self._send_notes(client, run_id, [n for n in notes if n.kind not in (*FILES, "status")])
+        self._send_records(client, run_id)
+        self._send_notes(client, run_id, [n for n in notes if n.kind == "status"])
+        self._send_notes(client, run_id, [n for n in notes if n.kind in FILES])
 
-    def _open_run(self) -> Runs:
+    def _open_run(self) -> "MlflowClient":
         """Find the run that the spool belongs to, or create it."""
-        runs = sqlite_runs.reach(self._uri) or MlflowRuns(self._uri)
+        client = connect(self._uri)
         run = self._spool.run
-        experiment = runs.experiment(run.experiment)
-        stored = runs.find(experiment, run.run_id, run.key)
+        experiment = experiment_id(client, self._uri, run.experiment)
+        stored = _find_run(client, experiment, run.run_id, run.key)
         if stored is None:
             if run.run_id is not None:
                 logger.warning("MLflow has lost the run of %s: it gets a new one", run.run_name)
                 self._spool.mark_all_unsent()
-            stored = runs.create(experiment, run.run_name, run.key)
-        self._stored_steps = stored.steps
-        if (stored.experiment_id, stored.run_id) != (run.experiment_id, run.run_id):
-            self._spool.belongs_to(stored.experiment_id, stored.run_id)
-        return runs
+            stored = client.create_run(experiment, run_name=run.run_name, tags={KEY_TAG: run.key})
+        self._stored_steps = {each.key: each.step for each in stored.to_proto().data.metrics}
+        if (stored.info.experiment_id, stored.info.run_id) != (run.experiment_id, run.run_id):
+            self._spool.belongs_to(stored.info.experiment_id, stored.info.run_id)
+        return client
 
-    def _send_records(self, runs: Runs, run_id: str) -> None:
+    def _send_records(self, client: "MlflowClient", run_id: str) -> None:
+        from mlflow.entities import Metric
+
         while not self._abandoned and (batch := self._spool.next_batch(BATCH_METRICS)).records:
             metrics = [
                 Metric(name, value, record.time_ms, record.step)
@@ -143,82 +147,120 @@ class Sender(threading.Thread):
                 if record.step > self._stored_steps.get(name, -1)
             ]
             for start in range(0, len(metrics), BATCH_METRICS):
-                runs.log(run_id, metrics=metrics[start : start + BATCH_METRICS])
+                client.log_batch(run_id, metrics=metrics[start : start + BATCH_METRICS])
             self._spool.mark_sent(batch)
 
-    def _send_notes(self, runs: Runs, run_id: str, notes: Sequence[Note]) -> None:
+    def _send_notes(self, client: "MlflowClient", run_id: str, notes: Sequence[Note]) -> None:
         for note in notes:
             if not self._abandoned:
-                self._send_note(runs, run_id, note)
+                self._send_note(client, run_id, note)
 
-    def _send_note(self, runs: Runs, run_id: str, note: Note) -> None:
+    def _send_note(self, client: "MlflowClient", run_id: str, note: Note) -> None:
+        from mlflow.exceptions import MlflowException
+
         value = note.value
         if note.kind == "artifact":
             value = [str(self._spool.folder / value[0]), value[1]]
         try:
-            _SENDERS[note.kind](runs, run_id, value)
-        except RefusedByMlflowError as error:  # it must not hold up the rest
+            _SENDERS[note.kind](client, run_id, value)
+        except MlflowException as error:
+            if error.get_http_status_code() != 400:
+                raise
+            # MLflow would refuse it every time, and it must not hold up the rest.
             logger.warning("MLflow refuses the %s of run %s: %s", note.kind, run_id, error)
         self._spool.mark_received(note)
 
 
-def _send_params(runs: Runs, run_id: str, params: dict[str, str]) -> None:
+def _find_run(
+    client: "MlflowClient", experiment: str, run_id: str | None, key: str
+) -> "StoredRun | None":
+    """Return the run with its newest metrics; None if it does not exist or was deleted."""
+    from mlflow.exceptions import MlflowException
+
+    if run_id is None:
+        runs = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+        return runs[0] if runs else None
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+    return run if run.info.lifecycle_stage == "active" else None
+
+
+def _send_params(client: "MlflowClient", run_id: str, params: dict[str, str]) -> None:
     """Send params. MLflow keeps the first value of a param; a different value now becomes a tag."""
-    stored = runs.params(run_id)
-    new = [(key, value) for key, value in params.items() if key not in stored]
+    from mlflow.entities import Param, RunTag
+
+    stored = client.get_run(run_id).data.params
+    new = [Param(key, value) for key, value in params.items() if key not in stored]
     changed = [
-        (f"{RESTART_TAG}{key}", value)
+        RunTag(f"{RESTART_TAG}{key}", value)
         for key, value in params.items()
         if stored.get(key, value) != value
     ]
     for start in range(0, max(len(new), len(changed)), BATCH_PARAMS):
         batch = slice(start, start + BATCH_PARAMS)
-        runs.log(run_id, params=dict(new[batch]), tags=dict(changed[batch]))
+        client.log_batch(run_id, params=new[batch], tags=changed[batch])
 
 
-def _send_tags(runs: Runs, run_id: str, tags: dict[str, str]) -> None:
-    runs.log(run_id, tags=tags)
+def _send_tags(client: "MlflowClient", run_id: str, tags: dict[str, str]) -> None:
+    from mlflow.entities import RunTag
+
+    client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
 
-def _send_inputs(runs: Runs, run_id: str, inputs: list[dict[str, str]]) -> None:
+def _send_inputs(client: "MlflowClient", run_id: str, inputs: list[dict[str, str]]) -> None:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
     datasets = []
     for data in inputs:
         kind = _source_type(data["source"])
         # The JSON that MLflow's source classes read back: mlflow/data/*_source*.py.
         source = {"tags": {"source": data["source"]}} if kind == "code" else {"uri": data["source"]}
-        datasets.append(
-            Dataset(data["name"], data["digest"], kind, json.dumps(source), data["context"])
-        )
-    runs.log_inputs(run_id, datasets)
+        dataset = Dataset(data["name"], data["digest"], kind, json.dumps(source))
+        datasets.append(DatasetInput(dataset, [InputTag("mlflow.data.context", data["context"])]))
+    client.log_inputs(run_id, datasets)
 
 
 def _source_type(source: str) -> str:
     """Return MLflow's name for the type of a data source; `code`, which is plain text, if it knows
     none."""
+    from mlflow.data.dataset_source_registry import get_registered_sources
+
     scheme = urlsplit(source).scheme
-    return "local" if scheme in _LOCAL else scheme if scheme in SOURCE_TYPES else "code"
+    if scheme in _LOCAL:
+        return "local"
+    types = {known._get_source_type() for known in get_registered_sources()}
+    return scheme if scheme in types and scheme in (*SCHEMES, "hdfs") else "code"
 
 
-def _send_artifact(runs: Runs, run_id: str, value: list[str | None]) -> None:
+def _send_artifact(client: "MlflowClient", run_id: str, value: list[str | None]) -> None:
     local_path, artifact_path = value
     assert local_path is not None
     path = Path(local_path)
-    if path.exists():
-        runs.log_file(run_id, path, artifact_path)
+    if path.is_dir():
+        client.log_artifacts(run_id, local_path, artifact_path)
+    elif path.exists():
+        client.log_artifact(run_id, local_path, artifact_path)
     else:
         logger.warning("%s is gone and cannot be sent to MLflow", path)
 
 
-def _send_json(runs: Runs, run_id: str, value: list[Any]) -> None:
+def _send_json(client: "MlflowClient", run_id: str, value: list[Any]) -> None:
     name, content = value
-    runs.log_text(run_id, name, json.dumps(content, indent=2))
+    client.log_dict(run_id, content, name)
 
 
-def _send_status(runs: Runs, run_id: str, status: str) -> None:
-    runs.set_status(run_id, status)
+def _send_status(client: "MlflowClient", run_id: str, status: str) -> None:
+    if status == "RUNNING":
+        client.update_run(run_id, status=status)
+    else:
+        client.set_terminated(run_id, status)
 
 
-_SENDERS: dict[NoteKind, Callable[[Runs, str, Any], None]] = {
+_SENDERS: dict[NoteKind, Callable[["MlflowClient", str, Any], None]] = {
     "params": _send_params,
     "tags": _send_tags,
     "inputs": _send_inputs,

@@ -124,7 +124,7 @@ def connect(uri: str) -> "MlflowClient":
             "checkout, or give the address of a server, http://…"
         )
     if uri.startswith(SQLITE):
-        make_database(Path(uri.removeprefix(SQLITE)))
+        _make_database(Path(uri.removeprefix(SQLITE)))
     from mlflow import MlflowClient
 
     with refusals_told(uri):
@@ -148,16 +148,11 @@ def refusals_told(uri: str) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        raise not_done(uri, error) from error
-
-
-def not_done(uri: str, error: Exception) -> ResourceError:
-    """Return our error for one of MLflow or its database, with a message of a single line."""
-    return ResourceError(
-        f"MLflow at {without_password(uri)} does not do what was asked: "
-        f"{without_credentials(error_in_one_line(error))}: see what `raybert doctor` says of "
-        "it, and whether you may write there; or give another tracking_uri"
-    )
+        raise ResourceError(
+            f"MLflow at {without_password(uri)} does not do what was asked: "
+            f"{without_credentials(error_in_one_line(error))}: see what `raybert doctor` says of "
+            "it, and whether you may write there; or give another tracking_uri"
+        ) from error
 
 
 def is_database(uri: str) -> bool:
@@ -165,7 +160,7 @@ def is_database(uri: str) -> bool:
     return urlsplit(uri).scheme.partition("+")[0] in DATABASES
 
 
-def make_database(path: Path) -> None:
+def _make_database(path: Path) -> None:
     """Create a SQLite file with MLflow's tables, atomically, unless it exists.
 
     MLflow runs about fifty migrations for this, which takes seconds. So an empty database of this
@@ -285,7 +280,7 @@ def _knock(uri: str) -> None:
     """Check that something listens at a database's address: MLflow itself would retry for minutes.
     Raises: ResourceError.
     """
-    if uri.startswith(SQLITE) or find_spec("sqlalchemy") is None:
+    if find_spec("sqlalchemy") is None:
         return
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
@@ -352,7 +347,8 @@ def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
         return known.experiment_id
     location: dict[str, Any] = {}
     if uri.startswith(SQLITE):
-        location = {"artifact_location": artifact_folder(uri)}
+        folder = Path(uri.removeprefix(SQLITE)).absolute().parent / ARTIFACTS
+        location = {"artifact_location": folder.as_uri()}
     try:
         return client.create_experiment(name, tags=page.experiment_tags(), **location)
     except MlflowException:
@@ -360,8 +356,3 @@ def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
         if (known := client.get_experiment_by_name(name)) is None:
             raise
         return known.experiment_id
-
-
-def artifact_folder(uri: str) -> str:
-    """Return the URI of the folder for what is attached to the runs of a SQLite store."""
-    return (Path(uri.removeprefix(SQLITE)).absolute().parent / ARTIFACTS).as_uri()
