@@ -25,7 +25,9 @@ from bert_core.data.labelled.lines import (
 from bert_core.data.labelled.prodigy import prodigy
 from bert_core.data.labelled.published import clinc, squad
 from bert_core.data.labelled.pubtator import bioc, pubtator
+from bert_core.data.labelled.spacy_docs import spacy_docs
 from bert_core.data.labelled.tsv import tsv
+from bert_core.data.labelled.uima import uima_json, uima_xmi
 from bert_core.data.labelled.webanno import webanno
 from bert_core.data.parquet import MAGIC
 from bert_core.data.tables import Quotes, parquet_rows, table_rows
@@ -174,6 +176,8 @@ def _check_is_no_export(record: Record, source: str) -> None:
         "label_studio": ("annotations" in record and isinstance(record.get("data"), Mapping))
         or ("annotation_id" in record and "lead_time" in record),
         "doccano": bool(triples) and all(triples),
+        "spacy": isinstance(record.get("cats"), Mapping) and label is None,
+        "uima_json": "%TYPES" in record or "%FEATURE_STRUCTURES" in record,
     }
     name = next((name for name, does in looks_like.items() if does), None)
     if name is not None:
@@ -235,4 +239,14 @@ FORMATS: dict[str, LabelledFormat] = {
     "webanno": LabelledFormat(read=webanno, source="WebAnno and INCEpTION (TSV 3)", suffix=".tsv"),
     "pubtator": LabelledFormat(read=pubtator, source="PubTator"),
     "bioc": LabelledFormat(read=bioc, source="BioC (XML)", suffix=".xml"),
+    "spacy": LabelledFormat(read=spacy_docs, source="spaCy (DocBin, JSONL)"),
+    "uima_xmi": LabelledFormat(
+        read=uima_xmi,
+        source="UIMA, INCEpTION (CAS XMI)",
+        suffix=".xmi",
+        beside="/TypeSystem.xml",
+    ),
+    "uima_json": LabelledFormat(
+        read=uima_json, source="UIMA, INCEpTION (CAS JSON)", suffix=".json"
+    ),
 }

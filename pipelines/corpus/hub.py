@@ -5,7 +5,7 @@ metadata at the top of its card, README.md, may say which files are the `train` 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
@@ -33,8 +33,8 @@ class Kind(NamedTuple):
     """Description for messages."""
     names: re.Pattern[str]
     """Matches their names."""
-    beside: str = ""
-    """The suffix of the file that belongs to each, instead of its own."""
+    beside: Callable[[str], str] | None = None
+    """Returns the path of the file that belongs to one; None if none does."""
 
 
 _OF_GIT = re.compile(r"/\.git(?:/|attributes$|ignore$|keep$)")
@@ -59,7 +59,7 @@ TABLES = Kind(
 ANY = Kind("besides the card", re.compile(rf"^(?!.*/{CARD}$)"))
 
 
-def of_suffix(suffix: str, beside: str = "") -> Kind:
+def of_suffix(suffix: str, beside: Callable[[str], str] | None = None) -> Kind:
     """Return the kind of files with a suffix."""
     return Kind(f"ending in {suffix}", re.compile(rf"{re.escape(suffix)}$", re.IGNORECASE), beside)
 
@@ -136,7 +136,7 @@ def _of_kind(source: str, listed: Sequence[str], kind: Kind) -> list[str]:
     if paths:
         known = {*paths}
         if kind.beside:
-            known |= {f"{path.rpartition('.')[0]}{kind.beside}" for path in paths}
+            known |= {kind.beside(path) for path in paths}
         others = [path for path in listed if path not in known]
         report(source, [path for path in others if below(source, path) != CARD], "of other kinds")
     return paths

@@ -150,15 +150,15 @@ def _kind_of(name: str | None) -> hub.Kind:
     if name is None:
         return hub.TABLES
     known = FORMATS.get(name)
-    return (
-        hub.ANY if known is None or not known.suffix else hub.of_suffix(known.suffix, known.beside)
-    )
+    if known is None or not known.suffix:
+        return hub.ANY
+    return hub.of_suffix(known.suffix, known.beside_of if known.beside else None)
 
 
 def _beside(path: str, name: str | None) -> str | None:
     """Return the path of the file that belongs to a file of a format, if the format has one."""
     known = None if name is None else FORMATS.get(name)
-    return f"{path.rpartition('.')[0]}{known.beside}" if known and known.beside else None
+    return (known.beside_of(path) or None) if known else None
 
 
 @dataclass(frozen=True)
@@ -402,8 +402,8 @@ def _read(path: str, config: LabelledConfig) -> LabelledFile:
     beside = _beside(path, config.format)
     if beside is not None and not files.exists(beside):
         raise CorpusError(
-            f"{path}: wanted its text beside it, in {beside}, there is none: put it there, or "
-            "leave the file out"
+            f"{path}: wanted the file that belongs to it beside it, {beside}, there is none: put "
+            "it there, or leave the file out"
         )
     text = None if beside is None else files.read_contents(beside)
     # No column of a file with a header is called by a number.

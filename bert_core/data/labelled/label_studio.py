@@ -64,6 +64,7 @@ def _annotation(task: Row, annotation: Row) -> Iterator[Line]:
     spans: list[Row] = []
     choices: dict[str, list[str]] = {}
     others: dict[str, Any] = {}
+    ranked: list[dict[str, Any]] = []
     for result in results:
         kind, value = str(result.get("type")), result.get("value")
         name = str(result.get("from_name"))
@@ -77,6 +78,8 @@ def _annotation(task: Row, annotation: Row) -> Iterator[Line]:
             others["selected"] = value.get("selected")
         elif kind in ("rating", "number"):
             others[name] = value.get(kind)
+        elif kind == "ranker" and (of_list := _ranked(value.get(kind), task["data"])):
+            ranked += of_list
         else:
             yield Unused(_plural(kind) if kind != "choices" else "choices about spans")
     record = {
@@ -87,8 +90,37 @@ def _annotation(task: Row, annotation: Row) -> Iterator[Line]:
         "annotator": _annotator(annotation.get("completed_by")),
         "spans": spans,
     }
+    if ranked:
+        for item in ranked:  # several annotators' are compared item by item
+            yield {**record, **item, "item": f"{task.get('id')}/{item['item']}"}
+        return
     # With several questions about a text, `columns` says which of them holds the label.
     yield with_labels(record, next(iter(choices.values()), [])) if len(choices) < 2 else record
+
+
+def _ranked(ranker: Any, data: Row) -> list[dict[str, Any]]:
+    """Return a row for each item of a List that a Ranker has put in order, the best with the
+    highest score, the last with 0; with buckets, the item's `label` is its bucket.
+
+    Args:
+        ranker: the Ranker's name, or each bucket's → ids of items in order. `_` holds the items
+            that are in no bucket.
+    """
+    lists = [cell for cell in data.values() if isinstance(cell, list)]
+    items = [each for cell in lists for each in cell if isinstance(each, Mapping) and "id" in each]
+    by_id = {f"{item['id']}": item for item in items}
+    groups = dict(ranker) if isinstance(ranker, Mapping) else {}
+    has_buckets = len(groups) > 1
+    if has_buckets:
+        groups.pop("_", None)
+    rows: list[dict[str, Any]] = []
+    for bucket, ids in groups.items():
+        known = [by_id[f"{each}"] for each in ids if f"{each}" in by_id]
+        for place, item in enumerate(known):
+            text = next((item[name] for name in ("body", "html", "title") if item.get(name)), "")
+            answer = {"label": bucket} if has_buckets else {"score": float(len(known) - 1 - place)}
+            rows.append({"text_pair": text, "item": item["id"], **answer})
+    return rows
 
 
 def _spans(value: Row, labels: Any) -> list[Row]:

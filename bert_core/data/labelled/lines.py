@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from bert_core.data.formats import decode_utf8
 from bert_core.data.json_rows import Unread, json_value
+from bert_core.errors import ResourceError
 
 Record = Mapping[str, Any]
 
@@ -52,7 +55,15 @@ class LabelledFormat:
     suffix: str = ""
     """That of its files, with the dot, if there are others in a folder of them."""
     beside: str = ""
-    """The suffix, instead of `suffix`, of the file that belongs to each."""
+    """The suffix, instead of `suffix`, of the file that belongs to each; after a slash, the name of
+    one in the same folder that belongs to all."""
+
+    def beside_of(self, path: str) -> str:
+        """Return the path of the file that belongs to the file at `path`; empty if none does."""
+        if self.beside.startswith("/"):
+            folder, slash, _ = path.rpartition("/")
+            return f"{folder}{slash}{self.beside[1:]}"
+        return f"{path.rpartition('.')[0]}{self.beside}" if self.beside else ""
 
 
 def with_labels(record: Record, labels: Sequence[Any], label: str | None = None) -> dict[str, Any]:
@@ -64,6 +75,22 @@ def with_labels(record: Record, labels: Sequence[Any], label: str | None = None)
     """
     only = labels[0] if len(labels) == 1 else [*labels]
     return {**record, "labels": [*labels], "label": only if label is None else label}
+
+
+def cats_of(cats: Mapping[str, float]) -> list[str]:
+    """Return spaCy's categories of a text that apply: those with at least 0.5."""
+    return [name for name, share in cats.items() if share >= 0.5]
+
+
+def needed(module: str, extra: str, source: str) -> ModuleType:
+    """Import a module that only one format needs. Raises: ResourceError naming its extra."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ResourceError(
+            f"{source}: wanted the package {module.partition('.')[0]}, which reads this format, it "
+            f"cannot be imported ({error}): pip install --constraint constraints.txt '.[{extra}]'"
+        ) from error
 
 
 def json_of(data: bytes, source: str, name: str) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_core.data.json_rows import Unread, json_rows
-from bert_core.data.labelled.lines import LeftOut, Line, Unused, with_labels
+from bert_core.data.labelled.lines import LeftOut, Line, Unused, cats_of, with_labels
 from bert_core.wording import shown
 
 Row = Mapping[str, Any]
@@ -91,6 +91,8 @@ def _read(row: Row, number: int) -> Iterator[Line]:
         yield LeftOut("about one span of a text (_is_binary)")
     elif isinstance(row.get("accept"), list):
         yield with_labels(_record(row), row["accept"])
+    elif isinstance(row.get("cats"), Mapping):  # of spaCy, by `data-to-spacy` and recipes of users
+        yield with_labels(_record(row), cats_of(row["cats"]))
     else:
         try:
             spans = [_span(span, row.get("tokens") or ()) for span in row.get("spans") or ()]

@@ -423,7 +423,9 @@ def test_a_folder_of_brat_has_a_text_beside_each_file(
     with pytest.raises(CorpusError, match=message):
         labelled_rows(source, "train", shapes, check)
     (folder / "a.txt").unlink()
-    message = rf"{folder}/a\.ann: wanted its text beside it, in {folder}/a\.txt, there is none"
+    message = (
+        rf"{folder}/a\.ann: wanted the file that belongs to it beside it, {folder}/a\.txt, there"
+    )
     with pytest.raises(CorpusError, match=message):
         labelled_rows(source, "train", shapes, check)
 

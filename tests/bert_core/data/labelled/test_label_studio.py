@@ -138,3 +138,39 @@ def test_real_exports_have_their_choices(data_dir: Path) -> None:
         [record] = found.records
         assert record[column] == record["label"] == wanted
         assert (found.unused, found.left_out) == ({}, {})
+
+
+ITEMS = [
+    {"id": "blog", "title": "Ten tips", "body": "Write a function."},
+    {"id": 7, "title": "Arrows"},
+    {"id": "wiki", "title": "Arrow", "html": "<p>A type class</p>"},
+]
+
+
+@pytest.mark.parametrize(
+    ("ranker", "answers"),
+    [
+        ({"rank": ["wiki", "blog", 7]}, [{"score": 2.0}, {"score": 1.0}, {"score": 0.0}]),
+        (
+            {"_": ["blog"], "good": ["wiki"], "bad": [7, "gone"]},
+            [{"label": "good"}, {"label": "bad"}],
+        ),
+    ],
+)
+def test_a_ranking_is_a_row_for_each_item(
+    ranker: dict[str, Any], answers: list[dict[str, Any]]
+) -> None:
+    ranked = result("ranker", {"ranker": ranker}, "rank")
+    task = TASK | {"data": {"text": "arrows", "items": ITEMS}}
+    found = read([task | {"annotations": [ANNOTATION | {"result": [ranked]}]}]).records
+    texts = {"wiki": "<p>A type class</p>", "blog": "Write a function.", "7": "Arrows"}
+    for record, answer in zip(found, answers, strict=True):
+        assert record["text"] == "arrows"
+        assert answer.items() <= record.items()
+        assert record["text_pair"] == texts[record["item"].removeprefix("1/")]
+
+
+def test_a_ranking_of_items_that_the_task_lacks_is_not_used() -> None:
+    ranked = result("ranker", {"ranker": {"rank": ["a"]}}, "rank")
+    found = read([TASK | {"annotations": [ANNOTATION | {"result": [ranked]}]}])
+    assert found.unused == {"rankers": 1}

@@ -86,6 +86,12 @@ def test_choices_are_labels(chosen: list[str], label: Any) -> None:
     assert (record["labels"], record["label"]) == (chosen, label)
 
 
+def test_categories_of_spacy_are_labels() -> None:
+    cats = {"a": 1.0, "b": 0.0, "c": 0.5}
+    [record] = read({"text": "t", "cats": cats, "answer": "accept"}).records
+    assert record["labels"] == ["a", "c"]
+
+
 @pytest.mark.parametrize(
     ("name", "rows", "spans", "unused"),
     [
