@@ -175,6 +175,24 @@ def entity_metrics(counts: Mapping[str, np.ndarray]) -> dict[str, float]:
     }
 
 
+def partial_metrics(columns: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return `partial_precision`, the share of the predicted spans that overlap an annotated one of
+    the same label, `partial_recall`, the share of the annotated ones that a predicted one overlaps,
+    and their harmonic mean.
+
+    Args:
+        columns: `predicted` and `wanted` spans, and of them those that overlap, `touching` and
+            `touched`.
+    """
+    precision, recall = (
+        float(columns[part].sum() / max(1, columns[whole].sum()))
+        for part, whole in (("touching", "predicted"), ("touched", "wanted"))
+    )
+    both = precision + recall
+    f1 = 2 * precision * recall / both if both else 0.0
+    return {"partial_precision": precision, "partial_recall": recall, "partial_f1": f1}
+
+
 def entity_metrics_by_type(
     columns: Mapping[str, np.ndarray], types: Sequence[str]
 ) -> dict[str, dict[str, float]]:

@@ -1,5 +1,7 @@
 """Heads, which turn vectors into scores: one class per head."""
 
+import math
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -99,6 +101,39 @@ class TokenHead(LinearHead):
 
     def forward(self, vectors: Float[Tensor, "*items hidden"]) -> Float[Tensor, "*items labels"]:
         return super().forward(vectors if self.transform is None else self.transform(vectors))
+
+
+class SpanHead(nn.Module):
+    """What scores spans by label, for each token as a span's start and as its end: a biaffine form
+    of both (Yu et al. 2020, "Named Entity Recognition as Dependency Parsing", section 3, whose size
+    is 150 too).
+
+    The score of a span from token i to token j for a label is starts_i · ends_j + left_i + right_j.
+    """
+
+    SIZE = 150
+    PRIOR = 0.01
+    """The probability of every label of every span at first: most spans have none, and their loss
+    would hide that of the others (Lin et al. 2017, "Focal loss", section 3.3)."""
+
+    def __init__(self, config: EncoderConfig, num_labels: int) -> None:
+        super().__init__()
+        self.dropout = Dropout(config.classifier_dropout)
+        self.start = nn.Linear(config.hidden_size, self.SIZE)
+        self.end = nn.Linear(config.hidden_size, self.SIZE)
+        self.pair = nn.Linear(self.SIZE, num_labels * self.SIZE, bias=False)
+        self.left = nn.Linear(self.SIZE, num_labels, bias=False)
+        self.right = nn.Linear(self.SIZE, num_labels)
+        initialise(self, config)
+        nn.init.constant_(self.right.bias, math.log(self.PRIOR / (1 - self.PRIOR)))
+
+    def forward(self, vectors: Float[Tensor, "*items hidden"]) -> Float[Tensor, "*items scores"]:
+        """Return `starts` (a vector per label), `ends`, `left` and `right`, one behind the
+        other."""
+        vectors = self.dropout(vectors)
+        start, end = functional.gelu(self.start(vectors)), functional.gelu(self.end(vectors))
+        parts = self.pair(start) / self.SIZE**0.5, end, self.left(start), self.right(end)
+        return torch.cat(parts, dim=-1)
 
 
 class RecurrentHead(nn.Module):

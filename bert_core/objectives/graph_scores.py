@@ -7,6 +7,7 @@ runs graphs needs no torch.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 from jaxtyping import Float
@@ -96,3 +97,31 @@ VECTORS = GraphScores(
     pick=_means,
 )
 SPARSE_VECTORS = GraphScores("mlm", outputs=("sparse_embedding",))
+
+
+@cache  # a task and its objective have the same one
+def span_scores(labels: int, most: int) -> GraphScores:
+    """Return the scores of spans of 1 to `most` units, by label, from what `model.heads.SpanHead`
+    gives for every token."""
+    pick = partial(_spans, labels=labels, most=most)
+    return GraphScores("span_classification", position_key="token_positions", pick=pick)
+
+
+def _spans(
+    every: np.ndarray, batch: Mapping[str, np.ndarray], *, labels: int, most: int
+) -> Float[np.ndarray, "units most labels"]:
+    """Return the score of each span from each unit, by its length and label: -inf if it would end
+    in another row."""
+    positions = batch["token_positions"]
+    tokens, rows = _tokens(every)[positions], positions // every.shape[1]
+    units, size = len(tokens), (tokens.shape[1] - 2 * labels) // (labels + 1)
+    starts = tokens[:, : labels * size].reshape(units, labels, size)
+    ends = tokens[:, labels * size : -2 * labels]
+    scores = np.full((units, most, labels), -np.inf, dtype=every.dtype)
+    for more in range(min(most, units)):
+        last = slice(more, None)
+        paired = np.einsum("uld,ud->ul", starts[: units - more], ends[last])
+        paired += tokens[: units - more, -2 * labels : -labels] + tokens[last, -labels:]
+        inside = rows[: units - more] == rows[last]
+        scores[: units - more, more][inside] = paired[inside]
+    return scores

@@ -8,6 +8,7 @@ from bert_core.tasks.multiple_choice import MultipleChoice
 from bert_core.tasks.next_sentence import NextSentence
 from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.sentence_similarity import SentenceSimilarity
+from bert_core.tasks.span_classification import SpanClassification
 from bert_core.tasks.sparse_embedding import SparseEmbedding
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.text_ranking import TextRanking
@@ -23,6 +24,7 @@ TASKS: dict[str, type[Task]] = {
         TextRegression,
         TextRanking,
         TokenClassification,
+        SpanClassification,
         QuestionAnswering,
         MultipleChoice,
         NextSentence,

@@ -42,11 +42,13 @@ class Span(TypedDict):
     """Its characters, which are compared with those of the row's text."""
 
 
-def check_spans(row: Row, overlaps: Overlaps) -> None:
+def check_spans(row: Row, overlaps: Overlaps | None) -> None:
     """Check the spans of a row against its text.
 
+    Args:
+        overlaps: how spans that overlap are treated; None if they may.
     Raises: InputError if a span is not within the text, has a text of its own that differs, or
-        overlaps another one, unless `overlaps` allows it.
+        overlaps another one although `overlaps` refuses that.
     """
     text = row["text"]
     for span in row["spans"]:
@@ -98,8 +100,7 @@ def clipped(spans: Sequence[Mapping[str, Any]], parts: Spans) -> list[Mark]:
     those of which nothing is left, and each only once; sorted by start and end."""
     marks = set[Mark]()
     for span in spans:
-        first = int(np.searchsorted(parts[:, 1], span["start"], side="right"))
-        end = int(np.searchsorted(parts[:, 0], span["end"], side="left"))
+        first, end = units_in((span["label"], span["start"], span["end"]), parts)
         if first < end:
             start = max(span["start"], int(parts[first, 0]))
             marks.add((span["label"], start, min(span["end"], int(parts[end - 1, 1]))))
@@ -126,9 +127,14 @@ def longest(marks: Sequence[Mark]) -> list[Mark]:
 
 def is_cutting(mark: Mark, parts: Spans) -> bool:
     """Whether a clipped mark begins or ends within a part of a word."""
-    first = int(np.searchsorted(parts[:, 1], mark[1], side="right"))
-    last = int(np.searchsorted(parts[:, 0], mark[2], side="left")) - 1
-    return bool(parts[first, 0] != mark[1] or parts[last, 1] != mark[2])
+    first, end = units_in(mark, parts)
+    return bool(parts[first, 0] != mark[1] or parts[end - 1, 1] != mark[2])
+
+
+def units_in(mark: Mark, units: Spans) -> tuple[int, int]:
+    """Return the first unit of which a mark has characters, and the one after the last."""
+    first = int(np.searchsorted(units[:, 1], mark[1], side="right"))
+    return first, int(np.searchsorted(units[:, 0], mark[2], side="left"))
 
 
 def entities_in(marks: Sequence[Mark], units: Spans) -> list[Entity]:
@@ -141,8 +147,7 @@ def entities_in(marks: Sequence[Mark], units: Spans) -> list[Entity]:
     owners = np.full(len(units), -1)
     shares = np.zeros(len(units), dtype=np.int64)
     for place, (_, start, end) in enumerate(marks):
-        first = int(np.searchsorted(units[:, 1], start, side="right"))
-        last = int(np.searchsorted(units[:, 0], end, side="left"))
+        first, last = units_in(("", start, end), units)
         share = np.minimum(units[first:last, 1], end) - np.maximum(units[first:last, 0], start)
         more = first + np.flatnonzero(share > shares[first:last])
         owners[more], shares[more] = place, share[more - first]
@@ -154,11 +159,12 @@ def entities_in(marks: Sequence[Mark], units: Spans) -> list[Entity]:
     return entities
 
 
-def remarks_on_spans(rows: Sequence[Row]) -> dict[str, int | str]:
+def remarks_on_spans(rows: Sequence[Row], *, may_overlap: bool = False) -> dict[str, int | str]:
     """Return notes on spans that are not learned as they are annotated.
 
     Args:
         rows: rows with a text and spans.
+        may_overlap: whether spans that overlap are learned too.
     """
     empty = trimmed = cutting = overlapping = 0
     examples: list[str] = []
@@ -170,7 +176,7 @@ def remarks_on_spans(rows: Sequence[Row]) -> dict[str, int | str]:
             alone = clipped([span], parts)
             empty += not alone
             trimmed += bool(alone) and (span["start"], span["end"]) not in bounds
-        kept = longest(marks)
+        kept = marks if may_overlap else longest(marks)
         overlapping += len(marks) - len(kept)
         for mark in kept:
             if is_cutting(mark, parts):

@@ -80,6 +80,14 @@ export const TASKS = {
     texts: one,
     view: Entities,
   },
+  "span-classification": {
+    title: "Span classification",
+    fields: [TEXT],
+    request: ({text}) => ({body: {inputs: text}}),
+    python: ({text}) => ["token_classification", text],
+    texts: one,
+    view: Entities,
+  },
   "question-answering": {
     title: "Question answering",
     fields: [

@@ -60,6 +60,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 LABELS = {
     "token-classification": ["B-place", "I-place", "O"],
+    "span-classification": ["person", "place"],
     "text-classification": ["json", "numpy", "socket"],
 }
 

@@ -161,6 +161,22 @@ def stories() -> list[Row]:
     ]
 
 
+def nested() -> list[Row]:
+    """Banks that are named after countries, in words that other rows have."""
+    rows: list[Row] = []
+    for country in CAPITALS:
+        text = f"The bank of {country} raised its rates."
+        spans = [
+            {"start": 4, "end": 12 + len(country), "label": "bank"},
+            {"start": 12, "end": 12 + len(country), "label": "place"},
+        ]
+        rows.append({"text": text, "spans": spans})
+        text = f"He sold his shares in {country}."
+        spans = [{"start": 22, "end": 22 + len(country), "label": "place"}]
+        rows.append({"text": text, "spans": spans})
+    return rows
+
+
 MODELS: Mapping[str, tuple[str, Callable[[], list[Row]], Any]] = {
     "sentiment": ("text-classification", sentiment, None),
     "stars": ("text-regression", stars, None),
@@ -172,6 +188,7 @@ MODELS: Mapping[str, tuple[str, Callable[[], list[Row]], Any]] = {
     "ranking": ("text-ranking", relevance, None),
     "choices": ("multiple-choice", endings, None),
     "stories": ("next-sentence-prediction", stories, None),
+    "nested": ("span-classification", nested, None),
 }
 """Name → its task, the lines that it learns, and the task's options."""
 

@@ -5,6 +5,21 @@ import {parts, percent} from "../texts.js";
 
 const HUES = 8;
 
+/** A text with its entities marked, and those within them; of two that cross, the first. */
+function marked(text, entities, hue) {
+  return parts(text, entities).map(({text: words, span}) => {
+    if (!span) return words;
+    const inner = entities
+      .slice(entities.indexOf(span) + 1)
+      .filter(({start, end}) => start >= span.start && end <= span.end)
+      .map(entity => ({
+        ...entity, start: entity.start - span.start, end: entity.end - span.start,
+      }));
+    return html`<mark class=${`entity ${hue(span.label)}`} title=${percent(span.score)}
+      >${marked(words, inner, hue)}<small>${span.label}</small></mark>`;
+  });
+}
+
 export function Entities({values, answer}) {
   const entities = answer.map(entity => ({...entity, label: entity.entity_group ?? entity.entity}));
   const labels = [...new Set(entities.map(entity => entity.label))].sort();
@@ -14,10 +29,7 @@ export function Entities({values, answer}) {
   }
   return html`
     <p class="passage" dir="auto" tabindex="0" role="group" aria-label="The text with its entities">
-      ${parts(values.text, entities).map(({text, span}) => span
-        ? html`<mark class=${`entity ${hue(span.label)}`} title=${percent(span.score)}
-            >${text}<small>${span.label}</small></mark>`
-        : text)}
+      ${marked(values.text, entities, hue)}
     </p>
     <div class="scroll" tabindex="0" role="group" aria-label="Entities">
       <table>

@@ -193,6 +193,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "sparse-embedding": ({"text": LONG, "text_pair": LONG}, ["text", "text_pair"]),
     "zero-shot-classification": ({"text": LONG, "candidate_labels": ["sea", "tree"]}, [""]),
+    "span-classification": ({"text": LONG}, []),
     "token-classification": ({"tokens": LONG.split(), "text": None}, []),
 }
 

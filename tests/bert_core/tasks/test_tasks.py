@@ -61,6 +61,17 @@ ROWS: dict[str, list[Row]] = {
         {"tokens": LONG.split(), "tags": ["B-place", "O", "O", "O"] * 20},
         {"tokens": ["a"], "tags": ["O"]},
     ],
+    "span-classification": [
+        {
+            "text": "the blue Sea is",
+            "spans": [
+                {"start": 4, "end": 12, "label": "place"},
+                {"start": 9, "end": 12, "label": "sea"},
+            ],
+        },
+        {"text": LONG, "spans": [{"start": 0, "end": 7, "label": "sea"}]},
+        {"text": "", "spans": []},
+    ],
     "multiple-choice": [
         {"text": "the sea", "choices": ["is blue", "a tree", LONG], "label": 0},
         {"text": "", "choices": ["the tree is", "sea"], "label": 1},

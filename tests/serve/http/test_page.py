@@ -89,6 +89,7 @@ CASES = {
         {"query": TEXT, "texts": TEXTS},
     ),
     "token-classification": Case("token-classification", {"Text": ODD}, "", {"inputs": ODD}),
+    "span-classification": Case("span-classification", {"Text": TEXT}, "", {"inputs": TEXT}),
     "question-answering": Case(
         "question-answering",
         {"Question": "Where?", "Passage": f"😀 {TEXT}"},
@@ -162,6 +163,8 @@ def shown(task: str, answer: Any, url: str) -> list[str]:
             parts = [ODD[each["start"] : each["end"]] for each in answer]
             labels = [each["entity_group"] for each in answer]
             return [part for pair in zip(parts, labels, strict=True) for part in pair]
+        case "span-classification":  # nested: in order in the table
+            return [part for each in answer for part in (each["word"], each["entity_group"])]
         case "question-answering":
             return [part for each in answer for part in (each["answer"], percent(each["score"]))]
         case "fill-mask":

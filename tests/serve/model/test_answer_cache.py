@@ -152,6 +152,7 @@ INPUTS: dict[str, Callable[[random.Random], Any]] = {
     },
     "fill-mask": lambda rng: "[MASK] " * rng.randint(1, 2) + text(rng),
     "token-classification": text,
+    "span-classification": text,
     "feature-extraction": text,
     "sparse-embedding": text,
     "text-classification": text,

@@ -53,7 +53,7 @@ OF_TASKS: dict[str, Any] = {
     RANKING: {"text": "a", "text_pair": LONG},
     CLASSES: LONG,
 }
-WINDOWED = {"question-answering", "token-classification"}
+WINDOWED = {"question-answering", "span-classification", "token-classification"}
 """Tasks that read a long text whole."""
 REMEDY = re.compile(r"wanted at most 128 tokens .* got \d+: send (\{.*\}) too to have it cut, or")
 
