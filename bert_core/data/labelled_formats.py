@@ -25,6 +25,7 @@ from bert_core.data.labelled.lines import (
 from bert_core.data.labelled.prodigy import prodigy
 from bert_core.data.labelled.published import clinc, squad
 from bert_core.data.labelled.pubtator import bioc, pubtator
+from bert_core.data.labelled.semeval import semeval_relations
 from bert_core.data.labelled.spacy_docs import spacy_docs
 from bert_core.data.labelled.tsv import tsv
 from bert_core.data.labelled.uima import uima_json, uima_xmi
@@ -239,6 +240,7 @@ FORMATS: dict[str, LabelledFormat] = {
     "webanno": LabelledFormat(read=webanno, source="WebAnno and INCEpTION (TSV 3)", suffix=".tsv"),
     "pubtator": LabelledFormat(read=pubtator, source="PubTator"),
     "bioc": LabelledFormat(read=bioc, source="BioC (XML)", suffix=".xml"),
+    "semeval2010_task8": LabelledFormat(read=semeval_relations, source="SemEval-2010 task 8"),
     "spacy": LabelledFormat(read=spacy_docs, source="spaCy (DocBin, JSONL)"),
     "uima_xmi": LabelledFormat(
         read=uima_xmi,

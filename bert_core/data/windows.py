@@ -36,7 +36,7 @@ class Cut:
     from_end: bool = False
     """Whether the sequence has the ids of its end rather than those of its beginning."""
     prompt: int = 0
-    """How many characters at its beginning are not the row's."""
+    """How many characters before the cut are not the row's; negative if the row has more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

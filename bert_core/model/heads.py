@@ -103,6 +103,31 @@ class TokenHead(LinearHead):
         return super().forward(vectors if self.transform is None else self.transform(vectors))
 
 
+class PairHead(nn.Module):
+    """Scores the labels of two tokens together: a layer with tanh for each, as R-BERT has them (Wu
+    and He 2019), then a linear layer on both."""
+
+    def __init__(self, config: EncoderConfig, num_labels: int) -> None:
+        super().__init__()
+        self.dropout = Dropout(config.classifier_dropout)
+        self.first = nn.Linear(config.hidden_size, config.hidden_size)
+        self.second = nn.Linear(config.hidden_size, config.hidden_size)
+        self.linear = nn.Linear(2 * config.hidden_size, num_labels)
+        initialise(self, config)
+
+    def forward(self, vectors: Float[Tensor, "*items hidden"]) -> Float[Tensor, "*items scores"]:
+        """Return each token's part of the scores, as the first token and then as the second: those
+        of a pair are their sum."""
+        vectors = self.dropout(vectors)
+        first, second = torch.tanh(self.first(vectors)), torch.tanh(self.second(vectors))
+        of_first, of_second = self.linear.weight.chunk(2, dim=1)
+        parts = (
+            functional.linear(self.dropout(first), of_first),
+            functional.linear(self.dropout(second), of_second, self.linear.bias),
+        )
+        return torch.cat(parts, dim=-1)
+
+
 class SpanHead(nn.Module):
     """What scores spans by label, for each token as a span's start and as its end: a biaffine form
     of both (Yu et al. 2020, "Named Entity Recognition as Dependency Parsing", section 3, whose size

@@ -106,7 +106,7 @@ class Objective(nn.Module, ABC):
     """Whether it trains the encoder, or leaves it frozen."""
     in_transformers: bool = True
     """Whether a transformers class of the encoder's family has its head."""
-    graph_scores: ClassVar[GraphScores | None] = None
+    graph_scores: GraphScores | None = None
     """How its scores are taken from its ONNX graph, which computes `every`; None if it has no
     graph."""
     not_in_transformers: ClassVar[tuple[str, ...]] = ()

@@ -68,13 +68,13 @@ class Classification(Objective):
         super().__init__()
         self.problem_type = problem_type
         self.chooses = problem_type != "regression"
-        self.head = LinearHead(config, num_labels, dropout)
+        self.head: nn.Module = LinearHead(config, num_labels, dropout)
         self.deviation = deviation
         if (mean, deviation) != (0.0, 1.0):
             self._standardise(mean, deviation)
 
     def _standardise(self, mean: float, deviation: float) -> None:
-        linear = self.head.linear
+        linear = self.head.get_submodule("linear")
         for name, unit in (
             ("weight", Standardised(deviation)), ("bias", Standardised(deviation, mean)),
         ):  # fmt: skip

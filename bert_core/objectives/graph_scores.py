@@ -71,6 +71,15 @@ def _means(every: np.ndarray, batch: Mapping[str, np.ndarray]) -> Float[np.ndarr
     return np.stack([tokens[start:end].mean(0) for start, end in runs])
 
 
+def _pairs(every: np.ndarray, batch: Mapping[str, np.ndarray]) -> Float[np.ndarray, "rows labels"]:
+    """Return the scores of two tokens of each row, from the parts that `model.heads.PairHead` gives
+    for every token."""
+    tokens = _tokens(every)
+    first, _ = np.split(tokens[batch["first_positions"]], 2, axis=-1)
+    _, second = np.split(tokens[batch["second_positions"]], 2, axis=-1)
+    return first + second
+
+
 def _log_shares(every: np.ndarray, batch: Mapping[str, np.ndarray]) -> Float[np.ndarray, "items"]:
     """Return the log probability of the label at each chosen position; computed in fp64."""
     labels = batch["mlm_labels"]
@@ -96,6 +105,7 @@ VECTORS = GraphScores(
     position_key="vector_starts",
     pick=_means,
 )
+RELATIONS = GraphScores("relation_classification", pick=_pairs)
 SPARSE_VECTORS = GraphScores("mlm", outputs=("sparse_embedding",))
 
 

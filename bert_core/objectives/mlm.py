@@ -22,7 +22,7 @@ class MaskedLanguageModeling(Objective):
     reads_words = True
     label_key = "mlm_labels"
     position_key: ClassVar[str | None] = "mlm_positions"
-    graph_scores: ClassVar[GraphScores | None] = MASKED_WORDS
+    graph_scores: GraphScores | None = MASKED_WORDS
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

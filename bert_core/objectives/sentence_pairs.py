@@ -1,7 +1,5 @@
 """Pretraining on two segments: whether the second follows the first, and their order."""
 
-from typing import ClassVar
-
 from jaxtyping import Float
 from torch import Tensor
 
@@ -19,7 +17,7 @@ class NextSentencePrediction(Objective):
     name = "nsp"
     needs_pooler = True
     label_key = "next_sentence_label"
-    graph_scores: ClassVar[GraphScores | None] = NEXT_SENTENCE
+    graph_scores: GraphScores | None = NEXT_SENTENCE
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ from bert_core.tasks.minimal_pairs import MinimalPairs
 from bert_core.tasks.multiple_choice import MultipleChoice
 from bert_core.tasks.next_sentence import NextSentence
 from bert_core.tasks.question_answering import QuestionAnswering
+from bert_core.tasks.relation_classification import RelationClassification
 from bert_core.tasks.sentence_similarity import SentenceSimilarity
 from bert_core.tasks.span_classification import SpanClassification
 from bert_core.tasks.sparse_embedding import SparseEmbedding
@@ -25,6 +26,7 @@ TASKS: dict[str, type[Task]] = {
         TextRanking,
         TokenClassification,
         SpanClassification,
+        RelationClassification,
         QuestionAnswering,
         MultipleChoice,
         NextSentence,

@@ -124,7 +124,7 @@ class TextClassification(TextTask):
     objective = "classification"
     graph_scores = CLASSIFICATION
     target = OneLabel
-    kinds = (
+    kinds: ClassVar[tuple[Kind, ...]] = (
         Kind(
             name="single",
             rows=(
@@ -150,7 +150,7 @@ class TextClassification(TextTask):
         ),
     )
     primary_metric = "accuracy"
-    parameters = TextClassificationParameters
+    parameters: type[TextClassificationParameters] = TextClassificationParameters
     options = TextClassificationOptions
     single = "A text to be labelled."
     pair: ClassVar = {"text": "A text to be labelled", "text_pair": "with this one."}

@@ -87,7 +87,7 @@ class TextTask(Task):
     """A task over single texts or pairs of texts, whichever its training rows have."""
 
     inputs: type = TextInput
-    replaceable = ("text", "text_pair")
+    replaceable: ClassVar[tuple[str, ...]] = ("text", "text_pair")
     options = TextOptions
     single: ClassVar[str]
     """Example input for single texts, as a caller sends it."""

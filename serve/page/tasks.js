@@ -61,6 +61,15 @@ export const TASKS = {
         <p class="note">The model assigns no label: no score is high enough.</p>`}
       <${Bars} rows=${labelRows(answer[0])} />`,
   },
+  "relation-classification": {
+    title: "Relation classification",
+    cutBy: "truncation",
+    fields: [TEXT],
+    request: ({text}) => ({body: {inputs: [text]}}),
+    python: ({text}) => ["text_classification", text],
+    texts: one,
+    view: ({answer}) => html`<${Bars} rows=${labelRows(answer[0])} />`,
+  },
   "text-regression": {
     title: "Text regression",
     cutBy: "truncation",

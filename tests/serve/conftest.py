@@ -60,6 +60,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 LABELS = {
     "token-classification": ["B-place", "I-place", "O"],
+    "relation-classification": ["Origin(e1,e2)", "Origin(e2,e1)", "Other"],
     "span-classification": ["person", "place"],
     "text-classification": ["json", "numpy", "socket"],
 }

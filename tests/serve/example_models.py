@@ -6,6 +6,7 @@ writes a bundle per task, and `serve.toml`, which serves them in one process. Th
 small for anything but examples: they know the words of their lines, and what lines have in common.
 """
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -177,6 +178,19 @@ def nested() -> list[Row]:
     return rows
 
 
+def relations() -> list[Row]:
+    """Who lives where, and what is the capital of what, in words that other rows have."""
+    lives: list[Row] = [
+        {"text": f"<e1>{person}</e1> lives in <e2>{town}</e2>.", "label": "lives"}
+        for person, town in product(PEOPLE, TOWNS)
+    ]
+    capital: list[Row] = [
+        {"text": f"The capital of <e1>{country}</e1> is <e2>{town}</e2>.", "label": "capital"}
+        for country, town in CAPITALS.items()
+    ]
+    return lives + capital
+
+
 MODELS: Mapping[str, tuple[str, Callable[[], list[Row]], Any]] = {
     "sentiment": ("text-classification", sentiment, None),
     "stars": ("text-regression", stars, None),
@@ -189,6 +203,7 @@ MODELS: Mapping[str, tuple[str, Callable[[], list[Row]], Any]] = {
     "choices": ("multiple-choice", endings, None),
     "stories": ("next-sentence-prediction", stories, None),
     "nested": ("span-classification", nested, None),
+    "relations": ("relation-classification", relations, None),
 }
 """Name → its task, the lines that it learns, and the task's options."""
 
@@ -212,7 +227,7 @@ def vocabulary() -> Tokenizer:
     splits = tiny.tokenizer().inner
     words: dict[str, None] = dict.fromkeys(tiny.pieces(tiny.ALPHABET))
     for text in texts:
-        normal = splits.normalizer.normalize_str(text.replace("[MASK]", " "))
+        normal = splits.normalizer.normalize_str(re.sub(r"\[MASK\]|</?e[12]>", " ", text))
         words |= dict.fromkeys(word for word, _ in splits.pre_tokenizer.pre_tokenize_str(normal))
     return tiny.tokenizer(words)
 

@@ -71,6 +71,11 @@ EXEMPTIONS = (
     ),
     Exemption(
         check=REJECTED,
+        paths=r"^/v1/models/relation-classification$",
+        reason="two spans must be marked in a text, once each",
+    ),
+    Exemption(
+        check=REJECTED,
         paths=r"^/v1/models/feature-extraction$",
         reason="a parameter, per_token, excludes a part of the inputs, text_pair",
     ),

@@ -24,7 +24,7 @@ from tests.serve.example_models import nested, trained
 WORDPIECE = tiny.tokenizer([*tiny.pieces(tiny.LETTERS), ".", "-", "海", "é", "😀"])
 TEXT = st.text("abcA .-海é\u0301😀\u200b\n", max_size=40)
 ENDS = st.lists(st.tuples(st.integers(0, 39), st.integers(1, 8)), max_size=8)
-BANK = {
+BANK: dict[str, Any] = {
     "text": "the Bank of England is",
     "spans": [
         {"start": 4, "end": 19, "label": "organisation"},
@@ -69,7 +69,7 @@ def test_a_span_is_scored_once_in_a_long_text_and_one_over_an_edge_is_told() -> 
     words = ["ab", "c", "a", "bc"] * 12
     text = " ".join(words)
     starts = np.cumsum([0, *(len(word) + 1 for word in words)])
-    spans = [
+    spans: list[dict[str, Any]] = [
         {"start": int(starts[first]), "end": int(starts[first + size] - 1), "label": "x"}
         for first in range(len(words))
         for size in (1, 2)
@@ -94,7 +94,7 @@ def test_a_span_is_scored_once_in_a_long_text_and_one_over_an_edge_is_told() -> 
 
 
 def test_a_model_learns_nested_spans_with_several_labels() -> None:
-    rows = [BANK, {"text": "England is the place", "spans": []}]
+    rows: list[dict[str, Any]] = [BANK, {"text": "England is the place", "spans": []}]
     tokenizer = tiny.tokenizer(["the", "bank", "of", "england", "is", "place"])
     task = SpanClassification.from_rows(rows)
     assert task.chosen.max_span_length == 3
@@ -123,7 +123,7 @@ def test_the_loss_and_scores_are_those_of_each_span_by_itself() -> None:
     task = SpanClassification.from_rows(rows)
     model = tiny.model(config, task.build_objective).eval()
     windows = task.encode(rows, tokenizer, 32, labelled=True)
-    [head] = [part.head for part in model.objectives.values()]
+    head: Any = next(iter(model.objectives.values())).head
     total = 0.0
     for window in windows:
         batch = collate([window], tokenizer.pad_id)

@@ -72,6 +72,11 @@ ROWS: dict[str, list[Row]] = {
         {"text": LONG, "spans": [{"start": 0, "end": 7, "label": "sea"}]},
         {"text": "", "spans": []},
     ],
+    "relation-classification": [
+        {"text": "<e1>the sea</e1> is <e2>blue</e2>", "label": "colour(e1,e2)"},
+        {"text": f"{LONG} <e2>a tree</e2> is <e1>the sea</e1>", "label": "Other"},
+        {"text": f"<e1>sea <e2>tree</e2></e1> {LONG}", "label": "colour(e2,e1)"},
+    ],
     "multiple-choice": [
         {"text": "the sea", "choices": ["is blue", "a tree", LONG], "label": 0},
         {"text": "", "choices": ["the tree is", "sea"], "label": 1},

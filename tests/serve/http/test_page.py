@@ -67,6 +67,7 @@ class Case:
 
 TEXT = "Open a socket and listen on a port."
 TEXTS = ["Parse a string as JSON.", "The lazy dog jumps.", TEXT]
+MARKED = "Open a <e1>socket</e1> and listen on a <e2>port</e2>."
 PAIR = {"text": TEXT, "text_pair": TEXTS[1]}
 CASES = {
     CLASSES: Case(CLASSES, {"Text": ODD}, "", {"inputs": ODD}),
@@ -89,6 +90,9 @@ CASES = {
         {"query": TEXT, "texts": TEXTS},
     ),
     "token-classification": Case("token-classification", {"Text": ODD}, "", {"inputs": ODD}),
+    "relation-classification": Case(
+        "relation-classification", {"Text": MARKED}, "", {"inputs": [MARKED]}
+    ),
     "span-classification": Case("span-classification", {"Text": TEXT}, "", {"inputs": TEXT}),
     "question-answering": Case(
         "question-answering",
@@ -145,7 +149,7 @@ def percent(share: float) -> str:
 def shown(task: str, answer: Any, url: str) -> list[str]:
     """What the view of an answer shows, in order."""
     match task:
-        case "text-classification" | "next-sentence-prediction":
+        case "text-classification" | "relation-classification" | "next-sentence-prediction":
             return [part for each in answer[0] for part in (each["label"], percent(each["score"]))]
         case "zero-shot-classification":
             return [part for each in answer for part in (each["label"], percent(each["score"]))]

@@ -153,6 +153,7 @@ INPUTS: dict[str, Callable[[random.Random], Any]] = {
     "fill-mask": lambda rng: "[MASK] " * rng.randint(1, 2) + text(rng),
     "token-classification": text,
     "span-classification": text,
+    "relation-classification": lambda rng: f"<e1>{TEXTS[0]}</e1> <e2>a</e2> {text(rng)}",
     "feature-extraction": text,
     "sparse-embedding": text,
     "text-classification": text,

@@ -4,6 +4,7 @@ live server: the answers are those of the predictor, in the shapes that the clie
 import asyncio
 import json
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +269,8 @@ def test_the_line_that_serve_prints_is_a_request_of_every_task(name: str) -> Non
     from serve.app import curl
 
     options: list[Any] = [{}]
-    if "pairs" in TASKS[name].options.__dataclass_fields__:
+    takes_pairs = "text_pair" in {field.name for field in fields(TASKS[name].inputs)}
+    if takes_pairs and "pairs" in TASKS[name].options.__dataclass_fields__:
         options += [{"pairs": True}, {"pairs": False}]
     for each in options:
         task: Task = TASKS[name](["entailment", "b"], TASKS[name].options_of(each))

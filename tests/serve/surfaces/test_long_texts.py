@@ -46,6 +46,7 @@ OF_TASKS: dict[str, Any] = {
     "nli": LONG,
     "multiple-choice": {"text": LONG, "choices": ["a", "b"]},
     "next-sentence-prediction": {"text": LONG, "text_pair": LONG},
+    "relation-classification": f"<e1>a</e1> <e2>b</e2> {LONG}",
     "minimal-pairs": {"sentence_good": LONG, "sentence_bad": "a"},
     "text-regression": {"text": LONG, "text_pair": "a"},
     "sparse-embedding": LONG,
