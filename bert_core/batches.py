@@ -119,6 +119,28 @@ class RowSource(Protocol):
 
 
 @dataclass(frozen=True)
+class Growth:
+    """Global batches that grow from `first` to `last` rows over the first `steps`, by equal
+    amounts."""
+
+    first: int
+    last: int
+    steps: int
+
+    def rows(self, step: int) -> int:
+        """Return the rows of a step, counted from 0."""
+        return self.first + (self.last - self.first) * min(step, self.steps) // self.steps
+
+    def rows_before(self, step: int) -> int:
+        """Return the rows of all steps before this one."""
+        grown = np.arange(min(step, self.steps), dtype=np.int64)
+        growing = self.first * len(grown) + int(
+            ((self.last - self.first) * grown // self.steps).sum()
+        )
+        return growing + self.last * (step - len(grown))
+
+
+@dataclass(frozen=True)
 class RankBatches:
     """The micro-batches of every global batch that belong to one rank, in the global order."""
 
@@ -131,6 +153,8 @@ class RankBatches:
     joint: bool = False
     """Whether the rows of a global batch share one loss; each batch then has ROWS, their places in
     it."""
+    growth: Growth | None = None
+    """How the first global batches grow to `global_batch_size`; None if all are equal."""
 
     def __post_init__(self) -> None:
         if self.global_batch_size < self.world_size:
@@ -141,9 +165,12 @@ class RankBatches:
 
     def from_step(self, step: int) -> Iterator[list[Batch]]:
         """Yield the micro-batches of the global batches `step`, `step + 1`, … without end."""
+        growth = self.growth or Growth(self.global_batch_size, self.global_batch_size, 1)
+        start = growth.rows_before(step)
         while True:
-            yield self._mine(step * self.global_batch_size, self.global_batch_size)
-            step += 1
+            rows = growth.rows(step)
+            yield self._mine(start, rows)
+            start, step = start + rows, step + 1
 
     def once(self, most_rows: int | None = None) -> Iterator[list[Batch]]:
         """Yield the micro-batches of every row once, at most `most_rows` rows, in the order of

@@ -215,7 +215,8 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
     folder = files.join(config.output, FRAGMENTS)
     train_shards = max(1, round(size_bytes / config.shard_bytes))
     share = config.corpus.held_out_share
-    plan = ShardPlan(config, train_shards, max(1, round(train_shards * share)) if share else 0)
+    weighted = replace(config, corpus=corpus.config)
+    plan = ShardPlan(weighted, train_shards, max(1, round(train_shards * share)) if share else 0)
     if config.quality.near_duplicates is not None:
         near_duplicates = find_near_duplicates(blocks, config.quality, folder, config.seed, config)
         plan = replace(plan, near_duplicates=near_duplicates)

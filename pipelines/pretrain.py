@@ -22,7 +22,7 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError
 from bert_core.manifest import Headline, Manifest, read_manifest
 from bert_core.metrics.language_model import unigram_baseline
-from bert_core.model.config import EncoderConfig
+from bert_core.model.config import AngleBase, EncoderConfig
 from bert_core.model.variants import VARIANTS
 from bert_core.tasks.digests import NO_ROWS
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
@@ -77,6 +77,20 @@ class PhaseConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchWarmupConfig:
+    """Batches that grow to `global_batch_size` in the first steps of a run, by equal amounts
+    (ModernBERT, Warner et al. 2024, section 2.2.2)."""
+
+    rows: PositiveInt
+    """Rows of the first step."""
+    steps: PositiveInt
+    """Number of steps until a batch has `global_batch_size` rows."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, prefix="batch_warmup.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PretrainConfig(TrainingConfig):
     """Which encoder to train on which shards. Defaults: Devlin et al. 2019, appendix A.2."""
 
@@ -92,15 +106,21 @@ class PretrainConfig(TrainingConfig):
     """Bundle with the same vocabulary to continue from: a folder, a URI, models:/name@alias, or
     owner/name of the Hugging Face hub; by default training starts from fresh weights."""
     objectives: tuple[str, ...] | None = None
-    """Objectives to train: `mlm` (masked words; DeBERTa's ways are `emd_mlm` and `rtd`), `nsp` and
-    `sop` (how two segments relate), `span_boundary` (words of a span from the tokens next to it).
-    By default `mlm` and the objective of the rows' label, if they have one."""
+    """Objectives to train: `mlm` (masked words; MPNet's way is `permuted_mlm`, DeBERTa's are
+    `emd_mlm` and `rtd`, which is ELECTRA's too), `nsp` and `sop` (how two segments relate),
+    `span_boundary` (words of a span from the tokens next to it). By default `mlm` and the objective
+    of the rows' label, if they have one."""
     hidden_dropout_prob: ShareBelowOne | None = None
     """Dropout on the embeddings and the output of each sub-layer; by default the variant's."""
     attention_probs_dropout_prob: ShareBelowOne | None = None
     """Dropout on attention probabilities; by default the variant's. 0 enables fused attention."""
+    rope_theta: AngleBase | None = None
+    """Base of the rotation angles in ModernBERT's global layers; by default the variant's 160,000,
+    or that of `model`. Its authors begin with 10,000 and raise it for long rows."""
     global_batch_size: PositiveInt = 256
     """Rows per optimizer step, over all workers."""
+    batch_warmup: BatchWarmupConfig | None = None
+    """Smaller batches at first."""
     window_shards: PositiveInt = 8
     """Rows are permuted within this many shards; a worker needs only these at a time."""
     evaluate_every_steps: NonNegativeInt = field(default=0, metadata=REMARK)
@@ -145,9 +165,24 @@ class PretrainConfig(TrainingConfig):
                 f"then.steps: wanted fewer than loop.max_steps = {self.loop.max_steps}, the steps "
                 f"of the whole run, got {self.then.steps}"
             )
+        if self.batch_warmup is not None:
+            self._check_batch_warmup(self.batch_warmup)
         self.schedule.check_warmup(self.schedule_steps)
         if self.then is not None and self.then.lr is not None:
             self._separate(self.then).check_warmup(self.then.steps, name="then.warmup_steps")
+
+    def _check_batch_warmup(self, warmup: BatchWarmupConfig) -> None:
+        if not self.most_workers <= warmup.rows < self.global_batch_size:
+            raise ConfigError(
+                "batch_warmup.rows: wanted at least a row for each of "
+                f"{self.most_workers} workers, and fewer than global_batch_size = "
+                f"{self.global_batch_size}, got {warmup.rows}"
+            )
+        if warmup.steps >= (steps := self.phases[0].steps):
+            raise ConfigError(
+                f"batch_warmup.steps: wanted fewer than the {steps:,} steps on these shards, got "
+                f"{warmup.steps:,}: lower it, or train for more steps"
+            )
 
     @property
     def schedule_steps(self) -> int:
@@ -192,6 +227,7 @@ class PretrainConfig(TrainingConfig):
         return encoder.adapted(
             hidden_dropout_prob=self.hidden_dropout_prob,
             attention_dropout=self.attention_probs_dropout_prob,
+            rope_theta=self.rope_theta,
         )
 
 
@@ -449,7 +485,7 @@ def build_model(
 
 def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Report) -> None:
     """Train on one worker; `folder` has the bundle to continue from."""
-    from bert_core.batches import PhasedBatches
+    from bert_core.batches import Growth, PhasedBatches
     from bert_core.train.loop import evaluate
     from pipelines.training.worker import RankPlace, Training, train
     from tracking.models.hub import load_bundle
@@ -473,6 +509,9 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
         batches_of(rows, TRAIN, global_batch_size=phase.global_batch_size)
         for rows, phase in zip(shards, phases, strict=True)
     ]
+    if (warmup := config.batch_warmup) is not None:
+        growth = Growth(warmup.rows, config.global_batch_size, warmup.steps)
+        by_phase[0] = replace(by_phase[0], growth=growth)
     held_out = batches_of(shards[-1], HELD_OUT, global_batch_size=phases[-1].global_batch_size)
 
     train(

@@ -90,7 +90,7 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
     began = time.monotonic()
     blocks = plan_blocks(corpus, BLOCK_BYTES)
     share = min(1.0, config.sample_bytes / size_bytes)
-    draw = partial(_draw, config.corpus, config.seed, share)
+    draw = partial(_draw, corpus.config, config.seed, share)
     drawn: list[tuple[float, str]] = []
     with meter("drawing a sample", len(blocks), "blocks") as progress:
         for _, documents in run_tasks(draw, blocks, config):

@@ -22,7 +22,14 @@ from bert_core.model.config import (
 )
 from bert_core.model.disentangled import DisentangledAttention, RelativePositions
 from bert_core.model.dot_product import HEAD_MULTIPLE, Scores, attend
-from bert_core.model.layout import Packed, RowLayout, gather_tokens, in_inference, rounded_up
+from bert_core.model.layout import (
+    Packed,
+    Padded,
+    RowLayout,
+    gather_tokens,
+    in_inference,
+    rounded_up,
+)
 
 
 class SelfAttention(nn.Module):
@@ -138,7 +145,7 @@ class BiasedAttention(SelfAttention):
         self,
         hidden: Float[Tensor, "*tokens hidden"],
         rows: RowLayout,
-        shared: Float[Tensor, "heads width width"],
+        shared: Float[Tensor, "*batch heads width width"],
         places: Int[Tensor, "chosen"] | None = None,
         scores: Scores | None = None,
     ) -> Float[Tensor, "..."]:
@@ -165,8 +172,13 @@ class RelativeBias(nn.Module):
         self._buckets = self.bucket(torch.arange(-farthest, farthest + 1, device="cpu"))
         self.embeddings = nn.Embedding(self.config.num_buckets, self.config.num_heads)
 
-    def forward(self, rows: RowLayout) -> Float[Tensor, "heads width width"]:
-        """Return the bias for each query (first) and key, as wide as the widest block of rows."""
+    def forward(self, rows: RowLayout) -> Float[Tensor, "*batch heads width width"]:
+        """Return the bias for each query (first) and key, as wide as the widest block of rows; per
+        row if its positions are not its places."""
+        if isinstance(rows, Padded) and rows.placed is not None:
+            distances = rows.placed[:, None, :] - rows.placed[:, :, None]  # (B, S, S)
+            index = self._buckets.to(distances.device)[distances + len(self._buckets) // 2]
+            return self.embeddings(index).permute(0, 3, 1, 2)
         width = rows.bin_width if isinstance(rows, Packed) else rows.longest
         # Only tokens of different rows, which are masked, are farther apart than this in a bin.
         farthest = len(self._buckets) // 2

@@ -285,10 +285,20 @@ class EncoderConfig:
         pad_token_id: int | None = None,
         hidden_dropout_prob: float | None = None,
         attention_dropout: float | None = None,
+        rope_theta: float | None = None,
         sizes_of: "EncoderConfig | None" = None,
     ) -> "EncoderConfig":
-        """Return this config for another vocabulary, with other dropout, or with the depth and
-        width of another encoder (`sizes_of`); None keeps the current value."""
+        """Return this config for another vocabulary, with other dropout, another base of the
+        rotation angles in global layers, or with the depth and width of another encoder
+        (`sizes_of`); None keeps the current value.
+
+        Raises: ConfigError if `rope_theta` is given to an encoder without rotary positions.
+        """
+        if rope_theta is not None and not isinstance(self.attention, RotaryAttentionConfig):
+            raise ConfigError(
+                f"rope_theta: wanted none for the family {self.family}, which has no rotary "
+                f"positions, got {rope_theta:g}: leave it out, or use a modernbert variant"
+            )
         embeddings = {"vocab_size": vocab_size, "pad_token_id": pad_token_id}
         if self.embeddings.position_offset and pad_token_id is not None:
             embeddings["position_offset"] = pad_token_id + 1
@@ -299,7 +309,10 @@ class EncoderConfig:
             hidden_size=like.hidden_size,
             num_hidden_layers=like.num_hidden_layers,
             embeddings=_replaced(self.embeddings, embeddings),
-            attention=_replaced(self.attention, {"dropout": attention_dropout, "num_heads": heads}),
+            attention=_replaced(
+                self.attention,
+                {"dropout": attention_dropout, "num_heads": heads, "theta": rope_theta},
+            ),
             feed_forward=replace(self.feed_forward, intermediate_size=inner),
             **_without_none({"hidden_dropout_prob": hidden_dropout_prob}),
         )

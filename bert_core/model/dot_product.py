@@ -26,7 +26,7 @@ def attend(
     dropout_p: float,
     scores: Scores | None = None,
     reach: int | None = None,
-    added: Float[Tensor, "heads width width"] | None = None,
+    added: Float[Tensor, "*batch heads width width"] | None = None,
 ) -> Float[Tensor, "*tokens hidden"]:
     """Compute multi-head attention among the tokens of each row. All implementations give the same
     vectors.
@@ -34,7 +34,7 @@ def attend(
     Args:
         reach: limits attention to this many tokens in each direction; not together with `added`.
         added: what is added to the scores for each head, query and key, a function of their
-            distance; at least as wide as the widest block.
+            distance, of all rows or of each; at least as wide as the widest block.
     """
     plain = scores is None and added is None
     if isinstance(rows, Packed) and plain and _runs_unpadded(qkv, dropout_p):
@@ -64,7 +64,7 @@ def _attend_in_blocks(
     dropout_p: float,
     scores: Scores | None,
     reach: int | None,
-    added: Float[Tensor, "heads width width"] | None,
+    added: Float[Tensor, "*batch heads width width"] | None,
 ) -> Float[Tensor, "*tokens hidden"]:
     """Compute attention block by block; all rows of a block have the same length. Packed rows may
     share bins."""
@@ -93,7 +93,7 @@ def _attend_in_graph(
     qkv: Float[Tensor, "*tokens 3 heads size"],
     rows: RowLayout,
     reach: int | None,
-    added: Float[Tensor, "heads width width"] | None,
+    added: Float[Tensor, "*batch heads width width"] | None,
 ) -> Float[Tensor, "*tokens hidden"]:
     """Compute attention as a single ONNX operator, which takes rows of any length and so needs no
     blocks."""
@@ -214,7 +214,9 @@ def _mask_bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 queries_1 s
 
 
 def _plus(
-    bias: Float[Tensor, "..."] | None, added: Float[Tensor, "heads width width"] | None, length: int
+    bias: Float[Tensor, "..."] | None,
+    added: Float[Tensor, "*batch heads width width"] | None,
+    length: int,
 ) -> Float[Tensor, "..."] | None:
     """Return the sum of `bias` and the upper left corner of `added`, for rows of `length`; either
     may be None.
@@ -224,7 +226,7 @@ def _plus(
     """
     if added is None:
         return bias
-    corner = added[None, :, :length, :length]
+    corner = added[..., :length, :length]
     return corner if bias is None else corner + bias
 
 

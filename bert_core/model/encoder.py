@@ -78,9 +78,10 @@ class Encoder(nn.Module):
         self,
         input_ids: Int[Tensor, "*tokens"],
         token_type_ids: Int[Tensor, "*tokens"],
-        attention_mask: Int[Tensor, "batch seq"] | None = None,
+        attention_mask: Int[Tensor, "batch *seq_seq"] | None = None,
         offsets: Int[Tensor, "batch_1"] | None = None,
         *,
+        positions: Int[Tensor, "batch seq"] | None = None,
         places: Int[Tensor, "chosen"] | None = None,
         all_layers: bool = False,
         all_scores: bool = False,
@@ -92,14 +93,18 @@ class Encoder(nn.Module):
             token_type_ids: the segment of each token; ignored by an encoder without segments.
             attention_mask: for padded rows, 1 = attend; None if all are 1, which is faster. Each
                 row needs at least one 1.
+                With (B, S, S), which tokens (last) each token may attend to, for attention like
+                BERT's or MPNet's.
             offsets: for packed rows: where each begins, then T.
+            positions: for padded rows: each token's position, if it is not its place in the row;
+                rows may then have more places than positions.
             places: of the tokens whose vectors to return; the last layer computes no others.
             all_layers: whether to return the output of every layer.
             all_scores: whether to return every layer's attention scores; this turns off
                 `checkpointing`.
         Raises: InputError if a row is too long (not checked for packed rows on a GPU).
         """
-        input_rows = rows = self._rows(input_ids, attention_mask, offsets)
+        input_rows = rows = self._rows(input_ids, attention_mask, offsets, positions)
         tokens = input_ids.shape[0]  # NOTE: len() would fix the number in a graph
         if isinstance(rows, Packed) and not all_scores and self._makes_kernels(rows):
             input_ids, token_type_ids, rows = self._padded_to_multiple(
@@ -164,8 +169,14 @@ class Encoder(nn.Module):
         return rows.mean(hidden) if self.pooler.pooling == "mean" else rows.first(hidden)
 
     def _rows(
-        self, input_ids: Tensor, attention_mask: Tensor | None, offsets: Tensor | None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        offsets: Tensor | None,
+        positions: Tensor | None,
     ) -> RowLayout:
+        if positions is not None:
+            return Padded(input_ids, attention_mask, positions)
         if offsets is None:
             self._check_length(input_ids.shape[1])
             return Padded(input_ids, attention_mask)

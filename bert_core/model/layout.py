@@ -63,19 +63,27 @@ class RowLayout(ABC):
 
 
 class Padded(RowLayout):
-    """Rows padded to one width. `mask` is 1 at real tokens, or None if all are real."""
+    """Rows padded to one width. `mask` is 1 at real tokens, or None if all are real; with (B, S, S)
+    it says which tokens (last) each token may attend to. `placed` are positions that differ from
+    the places in the row."""
 
     def __init__(
-        self, input_ids: Int[Tensor, "batch seq"], mask: Int[Tensor, "batch seq"] | None
+        self,
+        input_ids: Int[Tensor, "batch seq"],
+        mask: Int[Tensor, "batch *seq_seq"] | None,
+        placed: Int[Tensor, "batch seq"] | None = None,
     ) -> None:
         self.mask = None if mask is None else mask != 0
+        self.placed = placed
         self._shape, self._device = input_ids.shape, input_ids.device
 
     @property
     def longest(self) -> int:
         return self._shape[1]
 
-    def positions(self) -> Int[Tensor, "seq"]:
+    def positions(self) -> Int[Tensor, "*batch seq"]:
+        if self.placed is not None:
+            return self.placed
         return torch.arange(self.longest, device=self._device)
 
     def starts(self) -> Int[Tensor, "batch"]:

@@ -1,5 +1,5 @@
-"""Weights that encoders share: word embeddings in training, with disentangled gradients, and a
-digest by which equal encoders are recognized."""
+"""Weights that encoders share: embeddings in training, with or without disentangled gradients, and
+a digest by which equal encoders are recognized."""
 
 import hashlib
 from collections.abc import Mapping
@@ -40,6 +40,13 @@ def share_words(encoder: Encoder, generator: Encoder) -> None:
     words, shared = (model.embeddings.word_embeddings for model in (encoder, generator))
     parametrize.register_parametrization(words, "weight", GradientDisentangled(shared))
     words.weight = shared.weight.detach().clone()
+
+
+def share_embeddings(encoder: Encoder, generator: Encoder) -> None:
+    """Make the tables of words, positions and segments, and their LayerNorm, the same weights in
+    both encoders, which train them together (Clark et al. 2020, section 3.2)."""
+    for name in ("word_embeddings", "position_embeddings", "token_type_embeddings", "norm"):
+        setattr(generator.embeddings, name, getattr(encoder.embeddings, name))
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor]:

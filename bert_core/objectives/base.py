@@ -27,7 +27,8 @@ Batch = dict[str, Tensor]
 """Tensors of B rows, int64, in one of two layouts (`model.layout`).
 
 Padded to S tokens: `input_ids`, `token_type_ids` (B, S); `attention_mask` (B, S), 1 = attend,
-absent if all are 1. Packed: `input_ids`, `token_type_ids` (T,) and `offsets` (B + 1,). Labels:
+absent if all are 1; (B, S, S) with `positions` (B, S) where an objective shows tokens elsewhere.
+Packed: `input_ids`, `token_type_ids` (T,) and `offsets` (B + 1,). Labels:
 `mlm_positions`, `mlm_labels`, `mlm_draws` (M,) and `token_positions`, `token_labels` (N,), where
 positions index the flattened tokens and draws, float64 in [0, 1), decide what a generator puts
 there; `mlm_span_lengths` (K,), the number of `mlm_positions`, which ascend, in each span;
@@ -313,6 +314,7 @@ class ObjectiveModel(nn.Module):
             batch["token_type_ids"],
             batch.get("attention_mask"),
             batch.get("offsets"),
+            positions=batch.get("positions"),
             places=places,
             all_layers=all_layers,
             all_scores=all_scores,

@@ -12,23 +12,55 @@ from bert_core.errors import ConfigError
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.heads import DetectionHead
-from bert_core.model.sharing import share_words
+from bert_core.model.sharing import share_embeddings, share_words
 from bert_core.objectives.base import Batch, LossPart, Objective, ObjectiveModel
 from bert_core.objectives.linear_cross_entropy import linear_sample
 from bert_core.objectives.mlm import MaskedLanguageModeling
+
+BASE_WIDTH = 768
+
+
+def generator_of(config: EncoderConfig) -> EncoderConfig:
+    """Return the generator's config: for ELECTRA, as deep as the encoder and a quarter as wide, a
+    third at the width of its base model; for other families, as wide and half as deep.
+
+    Raises: ConfigError if the encoder has too few layers.
+    Source: Clark et al. 2020, table 6, where width is that of vectors and of the feed-forward
+        layers, and the number of heads; He et al. 2021 (DeBERTaV3), section 3.1.
+    """
+    if config.family != "electra":
+        if config.num_hidden_layers < 2:
+            raise ConfigError(
+                "objectives: wanted for rtd an encoder of at least 2 layers, as its generator has "
+                f"half of them, got {config.num_hidden_layers}: use another variant, or mlm"
+            )
+        return replace(config, num_hidden_layers=config.num_hidden_layers // 2)
+    divisor = 3 if config.hidden_size == BASE_WIDTH else 4
+    heads = max(1, config.attention.num_heads // divisor)
+    return replace(
+        config,
+        hidden_size=max(1, config.hidden_size // divisor // heads) * heads,
+        attention=replace(config.attention, num_heads=heads),
+        feed_forward=replace(
+            config.feed_forward,
+            intermediate_size=max(1, config.feed_forward.intermediate_size // divisor),
+        ),
+        embeddings=replace(config.embeddings, size=config.embedding_size),
+    )
 
 
 class ReplacedTokenDetection(Objective):
     """Predicts for each token whether a generator replaced it.
 
-    The generator is an encoder of the same width and half the depth, trained on masked words. Its
-    samples, drawn from its softmax, replace the masked tokens in the encoder's input; no gradient
-    flows back through them. The encoder's word embeddings are the generator's plus a difference
-    that only the encoder learns. A sample that equals the original token counts as not replaced.
+    The generator (`generator_of`) is a smaller encoder, trained on masked words. Its samples, drawn
+    from its softmax, replace the masked tokens in the encoder's input; no gradient flows back
+    through them. ELECTRA shares its embeddings with the generator; in other families, the encoder's
+    word embeddings are the generator's plus a difference that only the encoder learns. A sample
+    that equals the original token counts as not replaced.
 
-    Source: Clark et al. 2020, section 3; He et al. 2021 (DeBERTaV3), sections 3.1 (λ = 50, half the
-        depth) and 3.3. There the generator is updated before the encoder reads its embeddings; here
-        both are updated in one step.
+    Source: Clark et al. 2020, section 3; He et al. 2021 (DeBERTaV3), sections 3.1 (λ = 50) and 3.3.
+        There the generator is updated before the encoder reads its embeddings; here both are
+        updated in one step.
     """
 
     name = "rtd"
@@ -38,17 +70,11 @@ class ReplacedTokenDetection(Objective):
     not_in_transformers = ("generator",)
 
     def __init__(self, config: EncoderConfig) -> None:
-        """Build the generator and the head. Raises: ConfigError if the encoder has fewer than 2
-        layers."""
+        """Build the generator and the head. Raises: ConfigError, like `generator_of`."""
         super().__init__()
-        if config.num_hidden_layers < 2:
-            raise ConfigError(
-                "objectives: wanted for rtd an encoder of at least 2 layers, as its generator has "
-                f"half of them, got {config.num_hidden_layers}: use another variant, or mlm"
-            )
         self.in_transformers = config.family == "electra"
-        half = replace(config, num_hidden_layers=config.num_hidden_layers // 2)
-        self.generator = ObjectiveModel(half, [MaskedLanguageModeling(half)])
+        smaller = generator_of(config)
+        self.generator = ObjectiveModel(smaller, [MaskedLanguageModeling(smaller)])
         self.head = DetectionHead(config)
 
     @property
@@ -56,7 +82,8 @@ class ReplacedTokenDetection(Objective):
         return self.head.dense.weight.numel() + self.head.linear.weight.numel()
 
     def attach(self, encoder: Encoder) -> None:
-        share_words(encoder, self.generator.encoder)
+        share = share_embeddings if encoder.config.family == "electra" else share_words
+        share(encoder, self.generator.encoder)
 
     def submodels(self) -> Mapping[str, ObjectiveModel]:
         return {"generator": self.generator}

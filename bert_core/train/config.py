@@ -18,7 +18,7 @@ from bert_core.errors import ConfigError
 from bert_core.scores import Precision
 from bert_core.train.schedule import Decay, share_of_peak
 
-Algorithm = Literal["adamw", "lamb", "muon"]
+Algorithm = Literal["adamw", "stable_adamw", "lamb", "muon"]
 Frozen = Literal["nothing", "embeddings", "encoder"]
 """Parts of a model that training may leave as they are."""
 
@@ -28,9 +28,10 @@ class OptimizerConfig:
     """Optimizer settings. Defaults: Devlin et al. 2019, appendix A.2."""
 
     name: Algorithm = "adamw"
-    """`adamw` (Loshchilov and Hutter 2019); `lamb` for large batches (You et al. 2020); `muon` for
-    the matrices of the encoder's layers, scaled to AdamW's steps, which all else keeps (Jordan et
-    al. 2024; Liu et al. 2025)."""
+    """`adamw` (Loshchilov and Hutter 2019); `stable_adamw`, whose steps are smaller where gradients
+    jump (Wortsman et al. 2023), for ModernBERT, with max_grad_norm 0; `lamb` for large batches (You
+    et al. 2020); `muon` for the matrices of the encoder's layers, scaled to AdamW's steps, which
+    all else keeps (Jordan et al. 2024; Liu et al. 2025)."""
     lr: PositiveFloat = 1e-4
     """Peak learning rate."""
     weight_decay: NonNegativeFloat = 0.01
@@ -69,7 +70,8 @@ class ScheduleConfig:
     the schedule's (10,000 of 1,000,000 in the paper)."""
     decay: Decay = "linear"
     """Schedule after the warmup: `linear` falls to 0 after the last step, `cosine` falls along a
-    half cosine (Loshchilov and Hutter 2017), `constant` stays at the peak."""
+    half cosine (Loshchilov and Hutter 2017), `1-sqrt` falls steeply first (Hägele et al. 2024),
+    `constant` stays at the peak."""
     decay_share: PositiveShare = 1.0
     """Share of the steps after the warmup in which the rate falls; before them it stays at the peak
     (Hu et al. 2024, MiniCPM, use the last tenth)."""

@@ -1,7 +1,7 @@
 """Optimizers and their parameter groups."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from inspect import unwrap
 from typing import Any
@@ -59,7 +59,7 @@ def _layers_below_head(name: str, layers: int) -> int:
 def build_optimizer(
     model: nn.Module, config: OptimizerConfig, precision: Precision = "bf16"
 ) -> torch.optim.Optimizer:
-    """Return AdamW (Loshchilov and Hutter 2019) in torch's fused form, LAMB, or Muon.
+    """Return AdamW (Loshchilov and Hutter 2019) in torch's fused form, StableAdamW, LAMB, or Muon.
 
     Args:
         precision: of Muon's matrix products; all else is fp32.
@@ -76,8 +76,9 @@ def build_optimizer(
         )
     groups = parameter_groups(model, config.weight_decay, config.layer_decay)
     betas = (config.beta1, config.beta2)
-    if config.name == "lamb":
-        return Lamb(groups, lr=config.lr, betas=betas, eps=config.eps)
+    if config.name in ("lamb", "stable_adamw"):
+        moments = Lamb if config.name == "lamb" else StableAdamW
+        return moments(groups, lr=config.lr, betas=betas, eps=config.eps)
     if config.name == "muon":
         groups = list(_by_algorithm(groups, model))
         dtype = torch.float32 if precision == "fp32" else torch.bfloat16
@@ -228,7 +229,6 @@ class Lamb(Eager):
     def _move(self, weights: list[Tensor], slopes: list[Tensor], group: dict[str, Any]) -> None:
         """Update weights in place; for sharded weights, this rank's part."""
         states = [self._state_of(weight) for weight in weights]
-        sharded = is_part(weights[0])
         first = [own_part(state["exp_avg"]) for state in states]
         second = [own_part(state["exp_avg_sq"]) for state in states]
         slopes, weights = [own_part(s) for s in slopes], [own_part(w) for w in weights]
@@ -246,15 +246,31 @@ class Lamb(Eager):
         torch._foreach_div_(directions, roots)
         if group["weight_decay"]:
             torch._foreach_add_(directions, weights, alpha=group["weight_decay"])
-        if weights[0].ndim >= 2:
-            ratios = [
-                torch.where((weight > 0) & (direction > 0), weight / direction, 1.0)
-                for weight, direction in zip(
-                    norms(weights, sharded), norms(directions, sharded), strict=True
-                )
-            ]
-            torch._foreach_mul_(directions, ratios)
+        torch._foreach_mul_(directions, self._scales(weights, directions, slopes, roots, states))
         torch._foreach_add_(weights, directions, alpha=-group["lr"])
+
+    def _scales(
+        self,
+        weights: Sequence[Tensor],
+        directions: Sequence[Tensor],
+        slopes: Sequence[Tensor],
+        roots: Sequence[Tensor],
+        states: Sequence[dict[str, Tensor]],
+    ) -> list[Tensor]:
+        """Return what each tensor's direction is multiplied by.
+
+        Args:
+            roots: of the second moments, with eps added; like the others, this rank's part.
+            states: with whole tensors.
+        """
+        if weights[0].ndim < 2:
+            return [torch.ones_like(weight[:1]) for weight in weights]
+        sharded = is_part(states[0]["exp_avg"])
+        both = zip(norms(weights, sharded), norms(directions, sharded), strict=True)
+        return [
+            torch.where((weight > 0) & (direction > 0), weight / direction, 1.0)
+            for weight, direction in both
+        ]
 
     def _state_of(self, weight: Tensor) -> dict[str, Tensor]:
         state = self.state[weight]
@@ -263,3 +279,24 @@ class Lamb(Eager):
             state["exp_avg"] = torch.zeros_like(weight)
             state["exp_avg_sq"] = torch.zeros_like(weight)
         return state
+
+
+class StableAdamW(Lamb):
+    """AdamW whose steps are made smaller, tensor by tensor, where gradients outgrow their moments:
+    divided by the root mean square of gradient / root of the second moment, if that is above 1
+    (Wortsman et al. 2023, algorithm 2). Clipping the gradient's norm is then not needed."""
+
+    def _scales(
+        self,
+        weights: Sequence[Tensor],
+        directions: Sequence[Tensor],
+        slopes: Sequence[Tensor],
+        roots: Sequence[Tensor],
+        states: Sequence[dict[str, Tensor]],
+    ) -> list[Tensor]:
+        sharded = is_part(states[0]["exp_avg"])
+        outgrown = norms(torch._foreach_div(slopes, roots), sharded)
+        sizes = [state["exp_avg"].numel() ** 0.5 for state in states]
+        return [
+            1 / (norm / size).clamp(min=1.0) for norm, size in zip(outgrown, sizes, strict=True)
+        ]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-Decay = Literal["linear", "cosine", "constant"]
+Decay = Literal["linear", "cosine", "1-sqrt", "constant"]
 
 
 def linear(left: float) -> float:
@@ -22,6 +22,12 @@ def cosine(left: float) -> float:
     return 0.5 - 0.5 * math.cos(math.pi * left)
 
 
+def one_minus_sqrt(left: float) -> float:
+    """Return the share of the peak of a fall that is steep first: 1 - sqrt of the share of the fall
+    that is over (Hägele et al. 2024, section 3; ModernBERT, Warner et al. 2024, section 2.2.2)."""
+    return 1 - math.sqrt(1 - left)
+
+
 def constant(left: float) -> float:
     """Return 1: the learning rate stays at its peak."""
     return 1.0
@@ -30,6 +36,7 @@ def constant(left: float) -> float:
 DECAYS: dict[Decay, Callable[[float], float]] = {
     "linear": linear,
     "cosine": cosine,
+    "1-sqrt": one_minus_sqrt,
     "constant": constant,
 }
 """The share of the peak learning rate, as a function of the share of the decay that is left: 1 at

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from bert_core.checks import Range, ShareBelowOne, check_fields
+from bert_core.checks import PositiveShare, Range, ShareBelowOne, check_fields
 from bert_core.data.formats import Boundary, Errors
 from bert_core.errors import ConfigError
 from pipelines.runtime.stage_config import INPUT, REMARK
@@ -20,8 +20,12 @@ class CorpusConfig:
     """Files, folders, globs or URIs of .txt, .md, .jsonl, .json, .csv, .tsv, .parquet or the .xml
     of a Wikipedia dump, optionally compressed (.gz, .bz2, .zst, .xz);
     `hf://datasets/<owner>/<name>` on the Hugging Face hub; or `docstrings`."""
-    weights: tuple[Annotated[float, Range(above=0, most=100)], ...] = ()
+    weights: tuple[Annotated[float, Range(above=0, most=1000)], ...] = ()
     """Per source, how often its documents are used: 2 is twice, 0.5 is every second document."""
+    exponent: PositiveShare = 1.0
+    """Instead of weights: sources, such as languages, are used in proportion to their share of the
+    text to this power, the largest as it is and smaller ones several times; 0.3 for XLM-R (Conneau
+    et al. 2019, section 3.1), 1 uses each document once."""
     licenses: tuple[str, ...] = field(default=(), metadata=REMARK)
     """Licence per source, for the data card; by default the one that a hub data set states."""
     document_boundary: Boundary = "blank_line"
@@ -41,6 +45,11 @@ class CorpusConfig:
         if "" in self.sources:
             raise ConfigError(
                 "corpus.source: wanted a path, a URI or `docstrings`, got an empty string"
+            )
+        if self.weights and self.exponent != 1.0:
+            raise ConfigError(
+                "corpus.exponent: wanted 1 with corpus.weights, which it would replace, got "
+                f"{self.exponent}: leave one of the two out"
             )
         for name in ("weights", "licenses"):
             values = getattr(self, name)

@@ -3,7 +3,8 @@
 `digest` hashes them; `blocks` cuts them into blocks and reads them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.pool import ThreadPool
 
 from bert_core import files
@@ -15,6 +16,8 @@ from pipelines.corpus.readers.base import CorpusFile
 
 # Looking into a file on an object store is mostly waiting.
 THREADS = 8
+MOST_USES = 1000
+"""As `CorpusConfig.weights` allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,45 @@ def list_corpus(config: CorpusConfig, output: str | None = None) -> Corpus:
     # NOTE: not concurrent.futures, which on Ctrl-C waits for the files it has started.
     with ThreadPool(max(1, min(THREADS, len(added)))) as pool:
         opened = pool.starmap(CorpusFile.at, sorted(added))
+    if config.exponent != 1.0:
+        weights = weights_by_exponent(_source_bytes(config, opened), config)
+        config = replace(config, exponent=1.0, weights=weights)
     return Corpus(config=config, files=tuple(opened))
+
+
+def _source_bytes(config: CorpusConfig, listed: Sequence[CorpusFile]) -> list[float]:
+    """Return the bytes of text of each source, as `corpus_size_bytes` counts them."""
+    sizes = [0.0] * len(config.sources)
+    for file in listed:
+        sizes[file.source] += reader_of(file).text_bytes(file, config)
+    return sizes
+
+
+def weights_by_exponent(sizes: Sequence[float], config: CorpusConfig) -> tuple[float, ...]:
+    """Return the weight of each source that makes its share of the text p into one in proportion to
+    p to the power of `config.exponent`; 1 for the largest.
+
+    Args:
+        sizes: the bytes of text of each source.
+    Raises: CorpusError if a source has no text; ConfigError if one would be used too often.
+    Source: Conneau and Lample 2019, section 3.1; there batches are drawn with these probabilities.
+    """
+    for source, size in zip(config.sources, sizes, strict=True):
+        if not size:
+            raise CorpusError(
+                f"{source}: wanted text in every source with corpus.exponent = {config.exponent}, "
+                "which says how often each is used, got none there: leave the source out, or check "
+                "its path"
+            )
+    weights = tuple((max(sizes) / size) ** (1 - config.exponent) for size in sizes)
+    if max(weights) > MOST_USES:
+        source = config.sources[weights.index(max(weights))]
+        raise ConfigError(
+            f"corpus.exponent: wanted one that uses no text more than {MOST_USES} times, got "
+            f"{config.exponent}, which uses {source} {max(weights):,.0f} times: raise it, or find "
+            "more text"
+        )
+    return weights
 
 
 def _as_folder(path: str) -> str:

@@ -9,13 +9,14 @@ NEEDS: dict[str, tuple[str, str] | None] = {
     "nsp": ("pairs.kind", "nsp"),
     "sop": ("pairs.kind", "sop"),
     "span_boundary": ("masking.strategy", "span"),
+    "permuted_mlm": None,
     "emd_mlm": None,
     "rtd": None,
 }
 """Objective → how its rows must be prepared: a field of `raybert prepare` and its value; None if
 any rows will do."""
 
-MASKED_WORDS = {"mlm", "emd_mlm", "rtd"}
+MASKED_WORDS = {"mlm", "permuted_mlm", "emd_mlm", "rtd"}
 """Objectives for masked words, of which a run uses exactly one."""
 
 
@@ -32,6 +33,11 @@ def check_names(names: tuple[str, ...] | None) -> None:
         raise ConfigError(
             f"objectives: wanted one of {', '.join(sorted(MASKED_WORDS))} among them, got "
             f"{', '.join(names) or 'none'}: the other objectives need one for masked words"
+        )
+    if {"permuted_mlm", "span_boundary"} <= set(names):
+        raise ConfigError(
+            "objectives: wanted permuted_mlm without span_boundary, whose tokens beside a span it "
+            "shows elsewhere, got both: leave one of the two out"
         )
 
 

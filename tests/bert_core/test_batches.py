@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bert_core.batches import (
+    Growth,
     PhasedBatches,
     RankBatches,
     ShardSource,
@@ -427,6 +428,22 @@ def test_closing_ends_the_thread_that_makes_batches() -> None:
     assert any(thread.name == "batches" for thread in threading.enumerate())
     ahead.close()
     assert not any(thread.name == "batches" for thread in threading.enumerate())
+
+
+def test_batches_grow_by_equal_amounts_and_skip_no_row_wherever_one_begins() -> None:
+    growth = Growth(2, 8, 3)
+    assert [growth.rows(step) for step in range(6)] == [2, 4, 6, 8, 8, 8]
+    assert [growth.rows_before(step) for step in range(6)] == [0, 2, 6, 12, 20, 28]
+    growing = RankBatches(SOURCE, ORDER, 8, 640, growth=growth)
+    plain = [*islice(RankBatches(SOURCE, ORDER, 2, 640).from_step(0), 10)]
+    for start in range(4):
+        made = [*islice(growing.from_step(start), 4 - start)]
+        assert [sum(len(row_lengths(each)) for each in step) for step in made] == [2, 4, 6, 8][
+            start:
+        ]
+        rows = sorted(int(n) for step in made for each in step for n in row_lengths(each))
+        same = plain[growth.rows_before(start) // 2 : 10]
+        assert rows == sorted(int(n) for step in same for each in step for n in row_lengths(each))
 
 
 def test_phases_follow_each_other_at_their_step_wherever_one_begins() -> None:

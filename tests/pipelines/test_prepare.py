@@ -309,6 +309,16 @@ def test_weights_say_how_often_the_documents_of_a_source_are_used(
     once = tokens("once")
     assert tokens("ones", 1.0, 1.0) == once
     assert tokens("thrice", 3.0, 1.0) == (3 * once[0], once[1])
+    config = prepared.prepare(tmp_path / "shares")
+    larger, smaller = tmp_path / "larger.txt", sources[1]
+    larger.write_text("\n\n".join([(tmp_path / "a.txt").read_text()] * 4))
+    corpus = CorpusConfig(source=(str(larger), smaller), exponent=0.5, held_out_share=0.0)
+    counts = prepare.run(replace(config, corpus=corpus)).counts
+    sizes = larger.stat().st_size, (tmp_path / "b.txt").stat().st_size
+    assert counts["source_0_tokens"] == 4 * once[0]
+    assert counts["source_1_tokens"] / once[1] == pytest.approx(
+        (sizes[0] / sizes[1]) ** 0.5, rel=0.2
+    )
     half, twice = tokens("half", 0.5, 2.0)  # of both, the counts are those of what is used
     assert 0.2 * once[0] < half < 0.8 * once[0]  # some thirty documents, by their hash
     assert twice == 2 * once[1]

@@ -18,9 +18,10 @@ from safetensors.numpy import load_file
 
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import read_manifest
+from bert_core.model.variants import VARIANTS
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines import prepare, pretrain, vocab
-from pipelines.pretrain import PhaseConfig, PretrainConfig, learnt_little
+from pipelines.pretrain import BatchWarmupConfig, PhaseConfig, PretrainConfig, learnt_little
 from pipelines.training import driver
 from pipelines.training.records import read_records, record_all
 from tests import processes
@@ -619,3 +620,39 @@ def test_a_run_that_learnt_little_says_so(
     line = learnt_little(small.pretrain(Path("x")), before, after, unigram)
     assert line.startswith(why)
     assert bool(line) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "message"),
+    [
+        (16, 2, r"batch_warmup\.rows: wanted at least a row .* fewer than global_batch_size = 16"),
+        (4, 12, r"batch_warmup\.steps: wanted fewer than the 12 steps on these shards, got 12"),
+        (0, 2, r"batch_warmup\.rows: wanted at least 1, got 0"),
+    ],
+)
+def test_a_batch_that_would_not_grow_is_refused(
+    small: Any, rows: int, steps: int, message: str
+) -> None:
+    config = replace(small.pretrain(Path("x"), steps=12), global_batch_size=16)
+    with pytest.raises(ConfigError, match=message):
+        replace(config, batch_warmup=BatchWarmupConfig(rows=rows, steps=steps))
+
+
+@pytest.mark.drill
+def test_batches_grow_in_the_first_steps(prepared: Any, tmp_path: Path) -> None:
+    tokens = []
+    for name, warmup in (("equal", None), ("grown", BatchWarmupConfig(rows=2, steps=4))):
+        config = replace(prepared.pretrain(tmp_path / name, steps=5), batch_warmup=warmup)
+        pretrain.run(replace(config, global_batch_size=10))
+        records = read_records(tmp_path / name)
+        tokens.append(records[max(records)][names.TOKENS])
+    assert tokens[1] == pytest.approx(tokens[0] * (2 + 4 + 6 + 8 + 10) / 50, rel=0.2)
+
+
+def test_rotations_have_a_base_only_where_positions_are_rotated() -> None:
+    modern = VARIANTS["modernbert-base"].config
+    assert modern.adapted(rope_theta=1e4) == replace(
+        modern, attention=replace(modern.attention, theta=1e4)
+    )
+    with pytest.raises(ConfigError, match="rope_theta: wanted none for the family bert, which has"):
+        VARIANTS["bert-tiny"].config.adapted(rope_theta=1e4)

@@ -172,6 +172,7 @@ def test_choices_of_a_question_compete_with_each_other() -> None:
         ("mlm", "nsp"),
         ("mlm", "span_boundary"),
         ("sop",),
+        ("permuted_mlm",),
         ("emd_mlm",),
         ("rtd",),
         ("sop", "rtd"),
@@ -201,6 +202,7 @@ def test_micro_batches_add_up_to_the_whole_gradient(names: tuple[str, ...], rows
         ("mlm", "span_boundary"),
         ("nsp",),
         ("classification",),
+        ("permuted_mlm",),
         ("emd_mlm",),
         ("rtd",),
         ("sop", "rtd"),
@@ -210,7 +212,7 @@ def test_every_parameter_gets_a_gradient(names: tuple[str, ...]) -> None:
     model, batch = model_of(*names), batch_of()
     torch.stack([part.sum for part in model(batch).values()]).sum().backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
-    without = [("mlm",), ("mlm", "span_boundary"), ("emd_mlm",), ("rtd",)]
+    without = [("mlm",), ("permuted_mlm",), ("mlm", "span_boundary"), ("emd_mlm",), ("rtd",)]
     assert (model.encoder.pooler is None) == (names in without)
 
 

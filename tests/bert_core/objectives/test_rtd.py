@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 from bert_core.objectives.linear_cross_entropy import linear_sample
 from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.objectives.rtd import ReplacedTokenDetection
+from bert_core.objectives.rtd import ReplacedTokenDetection, generator_of
 from tests import tiny
 
 VOCABULARY = 40
@@ -163,6 +164,44 @@ def test_the_encoder_begins_with_its_generators_words_and_half_of_it_is_a_genera
     assert torch.equal(model.word_embeddings, generator.word_embeddings)
     assert generator.encoder.config == replace(config, num_hidden_layers=2)
     assert model.encoders == [model.encoder, generator.encoder]
+
+
+def electra(variant: str = "electra-small", **changes: Any) -> EncoderConfig:
+    config = replace(VARIANTS[variant].config, num_hidden_layers=2, **changes)
+    return config.adapted(vocab_size=VOCABULARY, hidden_dropout_prob=0.0, attention_dropout=0.0)
+
+
+@pytest.mark.parametrize(
+    ("variant", "width", "heads", "inner"),
+    [  # Clark et al. 2020, table 6
+        ("electra-small", 64, 1, 256),
+        ("electra-base", 256, 4, 1024),
+        ("electra-large", 256, 4, 1024),
+    ],
+)
+def test_electras_generator_is_as_deep_and_narrower_as_its_paper_says(
+    variant: str, width: int, heads: int, inner: int
+) -> None:
+    config = VARIANTS[variant].config
+    smaller = generator_of(config)
+    assert (smaller.hidden_size, smaller.attention.num_heads) == (width, heads)
+    assert smaller.feed_forward.intermediate_size == inner
+    assert smaller.num_hidden_layers == config.num_hidden_layers
+    assert smaller.embedding_size == config.embedding_size
+    assert ReplacedTokenDetection.weight == 50.0
+
+
+def test_electra_and_its_generator_train_the_same_embeddings() -> None:
+    model, batch = tiny.model(electra(), ReplacedTokenDetection), batch_of()
+    own, others = model.encoder.embeddings, detection(model).generator.encoder.embeddings
+    for name in ("word_embeddings", "position_embeddings", "token_type_embeddings", "norm"):
+        assert getattr(own, name) is getattr(others, name)
+    names = [name for name, _ in model.named_parameters()]
+    assert not [name for name in names if name.startswith(f"{GENERATED}encoder.embeddings.word")]
+    for part in ("mlm", "rtd"):
+        model.zero_grad()
+        model(batch)[part].sum.backward()
+        assert grad_of(own.word_embeddings.weight).any()
 
 
 def test_weights_are_put_back_as_they_were_used() -> None:

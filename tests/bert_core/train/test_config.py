@@ -47,6 +47,12 @@ def test_a_cosine_schedule_falls_slowly_then_fast_then_slowly_to_zero() -> None:
     assert schedule.factor(6, 6) == 0.0
 
 
+def test_a_rate_that_falls_by_1_minus_sqrt_stays_then_falls_steeply_first() -> None:
+    schedule = ScheduleConfig(warmup_steps=2, decay="1-sqrt", decay_share=0.5)
+    wanted = [1 - (part / 4) ** 0.5 for part in range(4)]
+    assert factors(schedule, 10) == pytest.approx([0.5, 1, 1, 1, 1, 1, *wanted])
+
+
 @pytest.mark.parametrize("decay", get_args(Decay))
 @pytest.mark.parametrize("warmup_steps", [0, 1, 7, 50])
 def test_no_step_trains_at_zero_or_above_the_peak(decay: Decay, warmup_steps: int) -> None:
@@ -104,9 +110,13 @@ def test_settings_out_of_range_are_refused(config: type, settings: dict, message
         (
             ScheduleConfig(),
             "decay",
-            "schedule.decay: wanted one of linear, cosine, constant, got 'x'",
+            "schedule.decay: wanted one of linear, cosine, 1-sqrt, constant, got 'x'",
         ),
-        (OptimizerConfig(), "name", "optimizer.name: wanted one of adamw, lamb, muon, got 'x'"),
+        (
+            OptimizerConfig(),
+            "name",
+            "optimizer.name: wanted one of adamw, stable_adamw, lamb, muon, got 'x'",
+        ),
         (LoopConfig(max_steps=1), "precision", "precision: wanted one of fp32, bf16, got 'x'"),
     ],
 )

@@ -191,7 +191,7 @@ def found_by_rank(folder: Path) -> dict[str, Any]:
     return found
 
 
-ALGORITHMS: list[Algorithm] = ["adamw", "lamb"]
+ALGORITHMS: list[Algorithm] = ["adamw", "stable_adamw", "lamb"]
 # The last layer serves the first of two twice more, beside its own output, which the second reads.
 OBJECTIVES = [None, "emd_mlm nsp", "rtd", "weighted"]
 

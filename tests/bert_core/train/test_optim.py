@@ -129,6 +129,39 @@ def test_lamb_moves_as_its_paper_says_step_by_step(model: ObjectiveModel, decay:
             np.testing.assert_allclose(parameter.detach().numpy(), weight, rtol=1e-9, atol=1e-12)
 
 
+def test_stable_adamw_takes_smaller_steps_where_gradients_outgrow_their_moments(
+    model: ObjectiveModel,
+) -> None:
+    """Wortsman et al. 2023, algorithm 2, beside gradients of one size and of a jump."""
+    model = model.double()
+    config = OptimizerConfig(
+        name="stable_adamw", lr=0.1, beta2=0.98, weight_decay=0.3, max_grad_norm=0.0
+    )
+    optimizer = build_optimizer(model, config)
+    weights = [parameter.detach().numpy().copy() for parameter in model.parameters()]
+    means = [[np.zeros_like(weight), np.zeros_like(weight)] for weight in weights]
+    smaller = 0
+    for step in range(1, 8):
+        for place, parameter in enumerate(model.parameters()):
+            parameter.grad = torch.randn_like(parameter) * (100 if step == 5 else 1)
+            slope, weight = parameter.grad.numpy(), weights[place]
+            for mean, beta, value in zip(means[place], (0.9, 0.98), (slope, slope**2), strict=True):
+                hat = (
+                    beta * (1 - beta ** (step - 1)) / (1 - beta**step)
+                )  # bias-corrected as it runs
+                mean[:] = hat * mean + (1 - hat) * value
+            root = np.sqrt(means[place][1]) + 1e-6
+            rms = np.sqrt(np.mean((slope / root) ** 2))
+            smaller += rms > 1.5
+            rate = 0.1 / max(1.0, rms)
+            decay = 0.3 if weight.ndim > 1 else 0.0
+            weights[place] = weight - rate * (decay * weight + means[place][0] / root)
+        optimizer.step()
+        for parameter, weight in zip(model.parameters(), weights, strict=True):
+            np.testing.assert_allclose(parameter.detach().numpy(), weight, rtol=1e-9, atol=1e-12)
+    assert smaller == len(weights)  # the jump alone
+
+
 def test_lamb_leaves_what_has_no_gradient_as_it_is(model: ObjectiveModel) -> None:
     optimizer = build_optimizer(model, OptimizerConfig(name="lamb", lr=0.1))
     before = [parameter.detach().clone() for parameter in model.parameters()]

@@ -324,9 +324,17 @@ def test_a_file_that_changed_since_the_run_began_is_reported(tmp_path: Path) -> 
         ({"source": ()}, "corpus.source: wanted a path, a URI or `docstrings`, got none"),
         ({"weights": (1.0,)}, "corpus.weights: wanted one for each of the 2 sources, got 1"),
         ({"licenses": ("MIT",) * 3}, "corpus.licenses: wanted one for each of the 2 sources, got"),
-        ({"weights": (1.0, 0.0)}, "corpus.weights: wanted above 0 and at most 100, got (1.0, 0.0)"),
+        (
+            {"weights": (1.0, 0.0)},
+            "corpus.weights: wanted above 0 and at most 1000, got (1.0, 0.0)",
+        ),
         ({"source": ""}, "corpus.source: wanted a path, a URI or `docstrings`, got an empty str"),
-        ({"weights": (1.0, 101.0)}, "wanted above 0 and at most 100, got (1.0, 101.0)"),
+        ({"weights": (1.0, 1001.0)}, "wanted above 0 and at most 1000, got (1.0, 1001.0)"),
+        ({"exponent": 0.0}, "corpus.exponent: wanted above 0 and at most 1, got 0.0"),
+        (
+            {"exponent": 0.3, "weights": (1.0, 2.0)},
+            "corpus.exponent: wanted 1 with corpus.weights, which it would replace, got 0.3",
+        ),
         ({"document_boundary": "page"}, "corpus.document_boundary: wanted one of blank_line, line"),
         ({"errors": "ignore"}, "corpus.errors: wanted one of fail, skip, got 'ignore'"),
         ({"held_out_share": 1.0}, "corpus.held_out_share: wanted at least 0 and below 1, got 1.0"),
@@ -338,6 +346,32 @@ def test_meaningless_settings_are_refused(settings: dict[str, Any], message: str
         object.__setattr__(config, name, value)
     with pytest.raises(ConfigError, match=re.escape(message)):
         config.__post_init__()
+
+
+def test_an_exponent_uses_small_languages_more_often_than_their_share(tmp_path: Path) -> None:
+    for name, size in (("en", 8000), ("sw", 100), ("xh", 20)):
+        corpus(tmp_path, f"{name}.txt", b"x" * size)
+    sources = tuple(str(tmp_path / f"{name}.txt") for name in ("sw", "en", "xh"))
+    listed = list_corpus(CorpusConfig(source=sources, exponent=0.5)).config
+    sizes = (100, 8000, 20)
+    used = [weight * size for weight, size in zip(listed.weights, sizes, strict=True)]
+    wanted = [(size / sum(sizes)) ** 0.5 for size in sizes]
+    assert [each / sum(used) for each in used] == pytest.approx(
+        [each / sum(wanted) for each in wanted]
+    )
+    assert (listed.weight(1), listed.exponent) == (1.0, 1.0)
+
+
+def test_an_exponent_without_text_or_with_too_little_is_refused(tmp_path: Path) -> None:
+    for name, data in (("en", b"x" * 9_000_000), ("sw", b"x"), ("xh", b"")):
+        corpus(tmp_path, f"{name}.txt", data)
+    en, sw, xh = (str(tmp_path / f"{name}.txt") for name in ("en", "sw", "xh"))
+    with pytest.raises(CorpusError, match=r"xh\.txt: wanted text in every source with corpus\.exp"):
+        list_corpus(CorpusConfig(source=(en, xh), exponent=0.3))
+    with pytest.raises(
+        ConfigError, match=r"uses no text more than 1000 times, got 0\.3, which use"
+    ):
+        list_corpus(CorpusConfig(source=(en, sw), exponent=0.3))
 
 
 def test_a_file_has_one_weight(tmp_path: Path) -> None:

@@ -119,6 +119,11 @@ def test_unknown_objectives_are_refused(small: Any, names: tuple[str, ...]) -> N
         replace(small.pretrain(Path("x")), objectives=names)
 
 
+def test_permuted_words_leave_no_boundaries_of_spans(small: Any) -> None:
+    with pytest.raises(ConfigError, match="permuted_mlm without span_boundary, whose tokens besid"):
+        replace(small.pretrain(Path("x")), objectives=("permuted_mlm", "span_boundary"))
+
+
 def going_on(pretrained: Any, output: Path) -> PretrainConfig:
     """From the bundle of `pretrained`, on the same rows."""
     config = pretrained.pretrain(output, steps=8)
