@@ -71,6 +71,8 @@ def _run(word: str, arguments: list[str]) -> int:
         arguments = _named(arguments, "--what", "--task")
     if word == "promote":
         arguments = _named(arguments, "--name", "--version")
+    if word == "rollback":
+        arguments = _named(arguments, "--name")
     if word == "compare":
         arguments = _named(arguments, "--a", "--b")
     if word == "ui":

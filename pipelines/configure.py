@@ -62,6 +62,9 @@ COMMANDS = {
     "promote": Command(
         "pipelines.commands.promote", "PromoteConfig", "move an alias of the registry to a version"
     ),
+    "rollback": Command(
+        "pipelines.commands.rollback", "RollbackConfig", "move an alias back to where it was"
+    ),
     "compare": Command(
         "pipelines.commands.compare", "CompareConfig", "measure two models on the same rows"
     ),

@@ -10,7 +10,7 @@ from pipelines.configure import STAGES
 if TYPE_CHECKING:
     from bert_core.manifest import Manifest
 
-PARTS = ("inspect", "list", "promote", "report", "ui")
+PARTS = ("inspect", "list", "promote", "report", "rollback", "ui")
 """Commands of which a part works without the extra."""
 EXTRAS = {
     **dict.fromkeys([*STAGES, *PARTS, "compare"], "train"),

@@ -23,7 +23,7 @@ from bert_core.data.labelled.lines import (
     Unused,
 )
 from bert_core.data.labelled.prodigy import prodigy
-from bert_core.data.labelled.published import clinc, squad
+from bert_core.data.labelled.published import clinc, squad, swag
 from bert_core.data.labelled.pubtator import bioc, pubtator
 from bert_core.data.labelled.semeval import semeval_relations
 from bert_core.data.labelled.spacy_docs import spacy_docs
@@ -232,6 +232,7 @@ FORMATS: dict[str, LabelledFormat] = {
     "cupt": LabelledFormat(
         read=cupt, columns={"tokens": "form", "tags": "mwe"}, source="PARSEME (CoNLL-U Plus)"
     ),
+    "swag": LabelledFormat(read=swag, source="SWAG"),
     "squad": LabelledFormat(read=squad, source="SQuAD 1.1 and 2.0"),
     "label_studio": LabelledFormat(read=label_studio, source="Label Studio (JSON, JSON-MIN)"),
     "doccano": LabelledFormat(read=doccano, source="doccano (JSONL)"),

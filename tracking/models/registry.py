@@ -41,6 +41,10 @@ PATH_TAG = "raybert.path"
 TASK_TAG = "raybert.task"
 METRIC_TAG = "metric."
 HUB_TAG = "raybert.hub"
+BEFORE_TAG = "raybert.before"
+"""With `.` and an alias, of a registered model: the versions that the alias had, the last one
+last."""
+MOST_BEFORE = 100
 """`owner/name@commit` of the same bundle on the Hugging Face hub."""
 CARD = "README.md"
 DESCRIPTION_CHARACTERS = 5000
@@ -171,7 +175,7 @@ def publish(
         before = _champion(client, release.name)
         is_champion, why = _decide(version, before, comparison, force=force)
         if is_champion and before != version:
-            client.set_registered_model_alias(release.name, CHAMPION, version.version)
+            _move(client, release.name, CHAMPION, version.version, before)
     return Publication(version, is_new, is_champion, why)
 
 
@@ -205,7 +209,7 @@ def promote(
             raise ConfigError(why)
         if before != new:
             try:
-                client.set_registered_model_alias(name, alias, version)
+                _move(client, name, alias, version, before)
             except MlflowException as error:
                 if error.error_code != "INVALID_PARAMETER_VALUE":
                     raise
@@ -217,6 +221,59 @@ def promote(
         if alias == CHAMPION:
             client.update_registered_model(name, description=known[version].description or "")
     return f"models:/{name}@{alias}: {why}"
+
+
+def rollback(name: str, *, alias: str = CHAMPION, uri: str) -> str:
+    """Make an alias point to the version that it had before, and return a sentence for the user.
+
+    Done again, it goes one version further back. The model gets the card of the version that its
+    champion is.
+    Raises: ConfigError if there is no model of this name, if raybert has not moved the alias, or if
+        the version is gone; ResourceError if MLflow does not answer.
+    """
+    check_name(name)
+    with as_default(uri) as client:
+        known = {str(one.version): one for one in client.search_model_versions(f"name = '{name}'")}
+        if not known:
+            raise ConfigError(
+                f"no model {name!r} is registered in {without_password(uri)}: publish it there, or "
+                "give the tracking_uri of another store"
+            )
+        now, history = _aliased(client, name, alias), _history(client, name, alias)
+        way_out = f"`raybert promote {name} VERSION --alias {alias} --force` moves it to any other"
+        if not history:
+            raise ConfigError(
+                f"rollback: wanted a version that {alias} of {name!r} had before, there is none"
+                f"{f'; it is version {now.version}' if now else ''}: {way_out}"
+            )
+        version = history[-1]
+        if version not in known:
+            raise ConfigError(
+                f"rollback: wanted version {version}, which {alias} of {name!r} had before, it is "
+                f"no longer registered; there are: {', '.join(sorted(known, key=int))}: {way_out}"
+            )
+        client.set_registered_model_alias(name, alias, version)
+        client.set_registered_model_tag(name, f"{BEFORE_TAG}.{alias}", ",".join(history[:-1]))
+        if alias == CHAMPION:
+            client.update_registered_model(name, description=known[version].description or "")
+    was = f"; it was version {now.version}" if now else ""
+    return f"models:/{name}@{alias}: {alias} is version {version}{was}"
+
+
+def _move(
+    client: "MlflowClient", name: str, alias: str, version: str, before: Version | None
+) -> None:
+    """Move an alias, and note the version that it had, for `rollback`."""
+    client.set_registered_model_alias(name, alias, version)
+    if before is not None:
+        history = [*_history(client, name, alias), before.version][-MOST_BEFORE:]
+        client.set_registered_model_tag(name, f"{BEFORE_TAG}.{alias}", ",".join(history))
+
+
+def _history(client: "MlflowClient", name: str, alias: str) -> list[str]:
+    """Return the versions that an alias had before, the last one last."""
+    tags = client.get_registered_model(name).tags
+    return list(filter(None, tags.get(f"{BEFORE_TAG}.{alias}", "").split(",")))
 
 
 def describe(version: Version, card: str, text: str, *, uri: str) -> None:

@@ -1,11 +1,15 @@
-"""JSON of sets with shapes of their own: SQuAD and CLINC150."""
+"""Sets with shapes of their own: SQuAD and CLINC150 (JSON), and SWAG (CSV)."""
 
 from typing import Any
 
 from bert_core.data.json_rows import Unread
 from bert_core.data.labelled.lines import Line, Reader, Record, json_of
+from bert_core.data.tables import table_rows
 from bert_core.errors import CorpusError
 from bert_core.wording import shown
+
+ENDINGS = 10
+"""Most endings of a row of SWAG's format, to be found by their columns; SWAG has 4."""
 
 
 def squad(data: bytes, source: str) -> list[Line]:
@@ -84,3 +88,37 @@ def clinc(split: str) -> Reader:
         ]
 
     return read
+
+
+def swag(data: bytes, source: str) -> list[Line]:
+    """Read SWAG's situations: `sent1` is the context, and `sent2`, which begins the next sentence,
+    is part of every choice, with `ending0`, `ending1`, …; `startphrase` is both sentences.
+
+    Its authors' test file has no labels.
+    """
+    lines: list[Line] = []
+    for number, row in enumerate(table_rows(data, source, keep=True), 1):
+        if isinstance(row, Unread):
+            lines.append(row)
+            continue
+        endings = [row.get(f"ending{place}") for place in range(ENDINGS) if f"ending{place}" in row]
+        if "sent1" not in row or "sent2" not in row or len(endings) < 2:
+            raise CorpusError(
+                f"{source}: wanted SWAG's columns sent1, sent2, ending0 to ending3 and label, got "
+                f"{', '.join(row)}: give a file as published by SWAG, such as train.csv"
+            )
+        label = row.get("label")
+        if label not in (None, "", *map(str, range(len(endings)))):
+            lines.append(
+                Unread(
+                    f"row {number:,}: wanted a label from 0 to {len(endings) - 1}, the number of "
+                    f"an ending, got {label!r}: correct or remove it"
+                )
+            )
+            continue
+        record = {
+            "text": row["sent1"],
+            "choices": [f"{row['sent2']} {ending}".strip() for ending in endings],
+        }
+        lines.append(record | ({"label": int(label)} if label else {}))
+    return lines

@@ -1,8 +1,12 @@
 """Labelled sets as their authors publish them: every header and oddity, and the real files."""
 
+import csv
+import io
 import json
 import re
+from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -10,6 +14,7 @@ from bert_core.data.labelled.lines import Record
 from bert_core.data.labelled_formats import FORMATS, labelled_records
 from bert_core.data.tables import table_rows
 from bert_core.errors import ConfigError, CorpusError
+from bert_core.tasks.multiple_choice import MultipleChoice
 from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.shapes import labelled
 from bert_core.tasks.text_classification import OneLabel
@@ -405,3 +410,47 @@ def test_an_annotation_tools_export_is_not_read_as_a_table(row: dict, name: str)
     for source, data in (("a.jsonl", json.dumps(row)), ("a.json", json.dumps([row], indent=1))):
         with pytest.raises(CorpusError, match=f"{source}: wanted rows of a task, .*format {name}"):
             labelled_records(data.encode(), source, None)
+
+
+SWAG = """,video-id,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label
+0,a,"She opens, sees. He",\"She opens, sees.\",He,gold,runs.,"sits ""down"".",falls.,sings.,2
+1,b,"It rains. They",It rains.,They,gen,a.,b.,c.,d.,7
+2,c,"It rains. They",It rains.,They,gen,a.,b.,c.,d.,0
+"""
+
+
+def test_swags_situations_are_read_with_what_begins_their_endings() -> None:
+    found = labelled_records(SWAG.encode(), "train.csv", "swag")
+    assert found.records[0] == {
+        "text": "She opens, sees.",
+        "choices": ["He runs.", 'He sits "down".', "He falls.", "He sings."],
+        "label": 2,
+    }
+    assert [record["label"] for record in found.records] == [2, 0]
+    [(number, unread)] = found.unread.items()
+    assert (number, found.rows) == (2, 3)
+    assert "row 2: wanted a label from 0 to 3, the number of an ending, got '7'" in str(unread)
+    test = "\n".join(line.rpartition(",")[0] for line in SWAG.splitlines()).encode()
+    assert "label" not in labelled_records(test, "test.csv", "swag").records[0]
+    with pytest.raises(CorpusError, match=r"a\.csv: wanted SWAG's columns .* got text, label"):
+        labelled_records(b"text,label\na,1\n", "a.csv", "swag")
+
+
+def test_balanced_copa_in_swags_format_has_its_published_rows(data_dir: Path) -> None:
+    """SWAG itself is not at hand; COPA's premises and alternatives have the same shape."""
+    tree = ET.parse(data_dir / "balanced_copa" / "balanced-copa-dev-all.xml")
+    written = io.StringIO()
+    columns = ["startphrase", "sent1", "sent2", "ending0", "ending1", "label"]
+    table = csv.writer(written)
+    table.writerow(columns)
+    for item in tree.iter("item"):
+        premise, first, second = (item.findtext(name) for name in ("p", "a1", "a2"))
+        label = int(item.get("most-plausible-alternative", "")) - 1
+        table.writerow([premise, premise, "", first, second, label])
+    records = labelled_records(written.getvalue().encode(), "copa.csv", "swag").records
+    assert len(records) == 1000
+    assert Counter(record["label"] for record in records) == {0: 506, 1: 494}
+    wanted = ["The sun was rising.", "The grass was cut."]
+    assert (records[0]["choices"], records[1]["choices"]) == (wanted, wanted[::-1])
+    rows = MultipleChoice.checked([*records])
+    assert not [row for row in rows if isinstance(row, Exception)]

@@ -21,6 +21,7 @@ from tracking.models.registry import (
     describe,
     promote,
     publish,
+    rollback,
 )
 from tracking.runs.recorder import RunRecorder
 from tracking.store.server import connect
@@ -140,6 +141,41 @@ def test_an_alias_is_moved_by_hand_with_the_card_and_a_champion_only_by_force(
         given: dict[str, Any] = {"name": name, "version": "1", "uri": store, "force": True} | wrong
         with pytest.raises(ConfigError, match=message):
             promote(**given)
+
+
+def test_an_alias_goes_back_to_where_it_was_and_then_further_back(
+    store: str, name: str, bundles: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (publish_at(store, name, bundle).version for bundle in bundles[:2])
+    for version in (first, second):
+        describe(version, f"card {version.version}", f"text {version.version}", uri=store)
+    client = connect(store)
+    nowhere = rf"champion of '{name}' had before, there is none; it is version 1: `raybert promote"
+    with pytest.raises(ConfigError, match=nowhere):
+        rollback(name, uri=store)
+    for version in ("2", "1", "2"):
+        promote(name, version, uri=store, force=True)
+    with pytest.raises(SystemExit) as done:
+        main(["rollback", name, "--tracking_uri", store])
+    assert done.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"models:/{name}@champion: champion is version 1; it was version 2" in told
+    assert str(client.get_model_version_by_alias(name, "champion").version) == "1"
+    assert client.get_registered_model(name).description == "text 1"
+    assert rollback(name, uri=store).endswith("champion is version 2; it was version 1")
+    assert rollback(name, uri=store).endswith("champion is version 1; it was version 2")
+    with pytest.raises(ConfigError, match=nowhere):
+        rollback(name, uri=store)
+    promote(name, "1", alias="candidate", uri=store)
+    with pytest.raises(ConfigError, match=r"candidate of .* there is none; it is version 1"):
+        rollback(name, alias="candidate", uri=store)
+    promote(name, "2", alias="candidate", uri=store)
+    client.delete_model_version(name, "1")
+    gone = r"wanted version 1, which candidate of .* had before, it is no longer .* there are: 2:"
+    with pytest.raises(ConfigError, match=gone):
+        rollback(name, alias="candidate", uri=store)
+    with pytest.raises(ConfigError, match="no model 'nothing' is registered in"):
+        rollback("nothing", uri=store)
 
 
 def test_a_version_shows_its_run_metrics_signature_and_example(
