@@ -62,6 +62,9 @@ COMMANDS = {
     "promote": Command(
         "pipelines.commands.promote", "PromoteConfig", "move an alias of the registry to a version"
     ),
+    "continue": Command(
+        "pipelines.commands.continuing", "ContinueConfig", "bundle + text → bundle that knows it"
+    ),
     "rollback": Command(
         "pipelines.commands.rollback", "RollbackConfig", "move an alias back to where it was"
     ),

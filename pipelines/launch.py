@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 PARTS = ("inspect", "list", "promote", "report", "rollback", "ui")
 """Commands of which a part works without the extra."""
 EXTRAS = {
-    **dict.fromkeys([*STAGES, *PARTS, "compare"], "train"),
+    **dict.fromkeys([*STAGES, *PARTS, "compare", "continue"], "train"),
     "serve": "serve",
     "quickstart": "quickstart",
 }

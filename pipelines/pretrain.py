@@ -16,11 +16,12 @@ from bert_core.checks import (
     ShareBelowOne,
     check_fields,
 )
+from bert_core.data.pairs import LABELS
 from bert_core.data.shards import ShardSet
 from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError
-from bert_core.manifest import Headline, Manifest, read_manifest
+from bert_core.manifest import Headline, Manifest, is_complete, read_manifest
 from bert_core.metrics.language_model import unigram_baseline
 from bert_core.model.config import AngleBase, EncoderConfig
 from bert_core.model.variants import VARIANTS
@@ -105,6 +106,9 @@ class PretrainConfig(TrainingConfig):
     model: str | None = field(default=None, metadata=INPUT)
     """Bundle with the same vocabulary to continue from: a folder, a URI, models:/name@alias, or
     owner/name of the Hugging Face hub; by default training starts from fresh weights."""
+    optimizer_from: str | None = field(default=None, metadata=INPUT)
+    """Output of the pretraining that made `model`, with its checkpoints: training goes on with its
+    optimizer's means of gradients; by default with a fresh optimizer."""
     objectives: tuple[str, ...] | None = None
     """Objectives to train: `mlm` (masked words; MPNet's way is `permuted_mlm`, DeBERTa's are
     `emd_mlm` and `rtd`, which is ELECTRA's too), `nsp` and `sop` (how two segments relate),
@@ -147,6 +151,11 @@ class PretrainConfig(TrainingConfig):
                     f"{name}: wanted none with model = {self.model!r}, whose encoder is trained "
                     f"as it is, got {variant!r}: leave one of the two out"
                 )
+        if self.optimizer_from is not None and self.model is None:
+            raise ConfigError(
+                "optimizer_from: wanted model with it, the bundle that the run there made, got "
+                f"{self.optimizer_from!r} alone: give both, or leave it out"
+            )
         check_names(self.objectives)
         self.optimizer.check_sharding(self.fsdp)
         for name, phase in zip(("", "then."), self.phases, strict=False):
@@ -297,6 +306,8 @@ def run(config: PretrainConfig) -> Manifest:
         _check_shards(config, phase.shards, shards, config.encoder(tokenizer, parent))
         inputs.append(DatasetInput(name, input_digest(phase.shards, "prepare"), phase.shards))
         labels[name] = shards.label
+    if config.optimizer_from is not None and parent is not None:
+        _check_optimizer(config, config.optimizer_from, parent, shards)
     if len(set(labels.values())) > 1:
         raise ConfigError(
             f"then.shards: wanted rows with the label of shards, {labels['shards']}, got "
@@ -326,6 +337,39 @@ def _parent(
             "that folder here too, or leave model out to start from fresh weights"
         )
     return folder, parent, source
+
+
+def _check_optimizer(
+    config: PretrainConfig, folder: str, parent: "Bundle", shards: ShardSet
+) -> None:
+    """Check that the optimizer of the run in `folder` can train `parent`.
+
+    Raises: ConfigError if the run made another bundle, kept no checkpoint, or trained by another
+        optimizer or for other objectives.
+    """
+    from bert_core.train.checkpoint import latest_checkpoint
+
+    way_out = "leave optimizer_from out to begin with a fresh optimizer"
+    checkpoint = latest_checkpoint(files.join(folder, CHECKPOINTS))
+    made = read_manifest(folder) if checkpoint and is_complete(folder) else None
+    if made is None or made.stage != "pretrain":
+        raise ConfigError(
+            "optimizer_from: wanted the output of a finished `raybert pretrain` with its "
+            f"checkpoints, {folder} is none: {way_out}"
+        )
+    if made.bundle != parent.digest:
+        raise ConfigError(
+            f"optimizer_from: wanted the run that made {config.model}, {folder} made another "
+            f"bundle: give that run, or {way_out}"
+        )
+    labels = [name for name in LABELS if f"{name}_loss_after" in made.counts]
+    name, trained = made.config["optimizer"]["name"], made.config["objectives"] or ["mlm", *labels]
+    now = objectives_of(config.objectives, shards)
+    if [*trained] != now or name != config.optimizer.name:
+        raise ConfigError(
+            f"optimizer_from: wanted {config.optimizer.name} that trained {', '.join(now)}, that "
+            f"of {folder} is {name} for {', '.join(trained)}: train with those, or {way_out}"
+        )
 
 
 def _check_shards(
@@ -486,6 +530,7 @@ def build_model(
 def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Report) -> None:
     """Train on one worker; `folder` has the bundle to continue from."""
     from bert_core.batches import Growth, PhasedBatches
+    from bert_core.train.checkpoint import latest_checkpoint
     from bert_core.train.loop import evaluate
     from pipelines.training.worker import RankPlace, Training, train
     from tracking.models.hub import load_bundle
@@ -529,6 +574,9 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
             loop=config.loop,
             digest=digest,
             checkpoints=files.join(config.output, CHECKPOINTS),
+            carried=None
+            if config.optimizer_from is None
+            else latest_checkpoint(files.join(config.optimizer_from, CHECKPOINTS)),
         ),
         report,
     )

@@ -96,6 +96,7 @@ def pretrain(
     variant: Text | None = ...,
     sizes_of: Text | None = ...,
     model: Text | None = ...,
+    optimizer_from: Text | None = ...,
     objectives: list[Text] | tuple[Text, ...] | None = ...,
     hidden_dropout_prob: float | None = ...,
     attention_probs_dropout_prob: float | None = ...,

@@ -24,6 +24,7 @@ ORDER = (
     "index",
     "prepare",
     "pretrain",
+    "continue",
     "finetune",
     "imbalance",
     "tune_distill",
@@ -87,7 +88,7 @@ def test_the_guides_go_from_texts_to_answers(
                 program, word, *rest = shlex.split(line, comments=True)
                 assert program == "raybert", line
                 fewer = SEARCHED if word == "tune" else FEWER.get(word, [])
-                alone = ["--num_workers", "0"] if word in STAGES else []
+                alone = ["--num_workers", "0"] if word in {*STAGES, "continue"} else []
                 with pytest.raises(SystemExit) as ended:
                     main([word, *rest, *fewer, *alone])
                 assert ended.value.code == 0, f"{line}\n{capsys.readouterr()}"

@@ -45,6 +45,7 @@ FEWER = {
     "vocab": ["--vocab_size", "400"],
     "prepare": ["--pairs.dupe_factor", "1"],
     "pretrain": ["--loop.max_steps", "2", "--schedule.warmup_steps", "1", "--held_out_rows", "8"],
+    "continue": ["--epochs", "0.05", "--held_out_rows", "8"],
     "finetune": TRAINED,
     "distill": TRAINED,
 }

@@ -173,7 +173,7 @@ class Encoder(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None,
         offsets: Tensor | None,
-        positions: Tensor | None,
+        positions: Tensor | None = None,
     ) -> RowLayout:
         if positions is not None:
             return Padded(input_ids, attention_mask, positions)

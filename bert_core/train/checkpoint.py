@@ -218,10 +218,13 @@ def load_weights(checkpoint: Checkpoint, model: nn.Module, *, run_digest: str) -
 
 
 def load_optimizer(
-    checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, *, run_digest: str
+    checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, *, run_digest: str | None
 ) -> None:
     """Load a checkpoint's optimizer state, sharded like the weights.
 
+    Args:
+        run_digest: as for `load_weights`; None takes the state of any run, whose weights must have
+            the same shapes in the same order.
     Raises: FormatError, like `load_weights`.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
@@ -240,14 +243,14 @@ def load_optimizer(
     )
 
 
-def _tensors(checkpoint: Checkpoint, name: str, run_digest: str) -> dict[str, Tensor]:
+def _tensors(checkpoint: Checkpoint, name: str, run_digest: str | None) -> dict[str, Tensor]:
     description = files.read_json(files.join(checkpoint.folder, LAST_FILE))
     if description["format_version"] > FORMAT_VERSION:
         raise FormatError(
             f"{checkpoint.folder}: wanted format_version {FORMAT_VERSION} or older, "
             f"got {description['format_version']}: update raybert"
         )
-    if description["run_digest"] != run_digest:
+    if run_digest is not None and description["run_digest"] != run_digest:
         raise FormatError(
             f"{checkpoint.folder}: wanted a checkpoint of run {run_digest[:6]}, got one of run "
             f"{description['run_digest'][:6]} (another config or other shards): "

@@ -295,7 +295,7 @@ class StableAdamW(Lamb):
         states: Sequence[dict[str, Tensor]],
     ) -> list[Tensor]:
         sharded = is_part(states[0]["exp_avg"])
-        outgrown = norms(torch._foreach_div(slopes, roots), sharded)
+        outgrown = norms(torch._foreach_div(tuple(slopes), tuple(roots)), sharded)
         sizes = [state["exp_avg"].numel() ** 0.5 for state in states]
         return [
             1 / (norm / size).clamp(min=1.0) for norm, size in zip(outgrown, sizes, strict=True)

@@ -147,6 +147,9 @@ class Training:
     checkpoints: str
     clock: Clock = field(default_factory=Clock)
     """This worker's; a stage that trains several models has one for all."""
+    carried: Checkpoint | None = None
+    """Another run's checkpoint of these weights, with whose optimizer the first step begins; None
+    for a fresh one."""
     first_record: int = 0
     """Added to the step of every record, for a stage that trains several models in turn."""
 
@@ -242,6 +245,8 @@ def started(training: Training) -> Start:
         shard(model)
     optimizer = build_optimizer(model, training.optimizer, training.loop.precision)
     if checkpoint is None:
+        if training.carried is not None:
+            load_optimizer(training.carried, optimizer, run_digest=None)
         return Start(0, optimizer, Progress(), [])
     load_optimizer(checkpoint, optimizer, run_digest=training.digest)
     recorded = [] if place.rank else read_points(checkpoint)

@@ -119,9 +119,11 @@ def test_a_row_with_one_chosen_token_is_an_ordinary_masked_row(variant: str) -> 
 def test_no_token_is_predicted_from_itself_or_one_after_it_through_any_layers() -> None:
     model, batch = model_of("mpnet-base"), batch_of([[1, 3, 4, 7]], [9])
     rank = batch["mlm_draws"].argsort().argsort()
+    objective = model.objectives["mlm"]
+    assert isinstance(objective, PermutedMaskedLanguageModeling)
 
     def scores(labels: Tensor) -> Tensor:
-        shown, _ = model.objectives["mlm"].shown(batch | {"mlm_labels": labels})
+        shown, _ = objective.shown(batch | {"mlm_labels": labels})
         return model.logits(shown)["mlm"]
 
     before = scores(batch["mlm_labels"])

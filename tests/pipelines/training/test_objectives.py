@@ -12,11 +12,12 @@ from benchmarks.recipes import RECIPES, Recipe, stage
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.model.variants import VARIANTS
+from bert_core.train.checkpoint import latest_checkpoint
 from pipelines import prepare, pretrain, vocab
 from pipelines.configure import parse
 from pipelines.pretrain import PretrainConfig
 from pipelines.training.objectives import NEEDS
-from pipelines.training.records import read_records
+from pipelines.training.records import CHECKPOINTS, read_records
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -149,6 +150,42 @@ def test_training_goes_on_from_where_a_bundle_ended(pretrained: Any, tmp_path: P
     other = shutil.copytree(tmp_path / "out" / "bundle", tmp_path / "other")
     with pytest.raises(ConfigError, match="finished `pretrain` made with another model"):
         pretrain.run(replace(config, model=str(other)))
+
+
+@pytest.mark.drill
+def test_the_optimizer_goes_on_where_it_is_carried_and_begins_afresh_elsewhere(
+    pretrained: Any, tmp_path: Path
+) -> None:
+    steps = {}
+    source = str(pretrained.folder / "pretrain")
+    for name, place in (("fresh", None), ("carried", source)):
+        config = replace(going_on(pretrained, tmp_path / name), optimizer_from=place)
+        pretrain.run(config)
+        checkpoint = latest_checkpoint(str(tmp_path / name / CHECKPOINTS))
+        assert checkpoint is not None
+        state = load_file(Path(checkpoint.folder) / "optimizer.safetensors")
+        steps[name] = int(state["0.step"])
+    assert steps["carried"] == steps["fresh"] + 12  # those of the run that it goes on from
+
+
+def test_an_optimizer_of_another_run_or_kind_is_refused(
+    pretrained: Any, untrained: Any, tmp_path: Path
+) -> None:
+    source = str(pretrained.folder / "pretrain")
+    config = replace(going_on(pretrained, tmp_path / "out"), optimizer_from=source)
+    with pytest.raises(ConfigError, match="optimizer_from: wanted model with it, the bundle that"):
+        replace(config, model=None)
+    nothing = replace(config, optimizer_from=str(tmp_path))
+    with pytest.raises(ConfigError, match="wanted the output of a finished `raybert pretrain` wit"):
+        pretrain.run(nothing)
+    lamb = replace(config, optimizer=replace(config.optimizer, name="lamb"))
+    with pytest.raises(ConfigError, match=r"wanted lamb that trained mlm, nsp, that .* is adamw"):
+        pretrain.run(lamb)
+    alone = replace(config, objectives=("mlm",))
+    with pytest.raises(ConfigError, match=r"wanted adamw that trained mlm, that of .* mlm, nsp: "):
+        pretrain.run(alone)
+    with pytest.raises(ConfigError, match=r"wanted the run that made .*, .* made another bundle"):
+        pretrain.run(replace(config, model=str(untrained.encoder)))
 
 
 @pytest.mark.drill

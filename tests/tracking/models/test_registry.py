@@ -153,8 +153,8 @@ def test_an_alias_goes_back_to_where_it_was_and_then_further_back(
     nowhere = rf"champion of '{name}' had before, there is none; it is version 1: `raybert promote"
     with pytest.raises(ConfigError, match=nowhere):
         rollback(name, uri=store)
-    for version in ("2", "1", "2"):
-        promote(name, version, uri=store, force=True)
+    for number in ("2", "1", "2"):
+        promote(name, number, uri=store, force=True)
     with pytest.raises(SystemExit) as done:
         main(["rollback", name, "--tracking_uri", store])
     assert done.value.code == 0
