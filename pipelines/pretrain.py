@@ -215,6 +215,15 @@ class PretrainConfig(TrainingConfig):
             Phase(then.shards, then.steps, then.global_batch_size or size),
         ]
 
+    def rows_drawn(self) -> "list[tuple[Phase, int]]":
+        """Return each phase and how many rows its steps draw, counted again in every epoch."""
+        drawn = [(phase, phase.steps * phase.global_batch_size) for phase in self.phases]
+        if (warmup := self.batch_warmup) is not None:
+            phase, rows = drawn[0]
+            missing = self.global_batch_size - warmup.rows
+            drawn[0] = phase, rows - missing * (warmup.steps + 1) // 2
+        return drawn
+
     def learning_rate(self, step: float) -> float:
         """Return the learning rate of a step, counted from 0."""
         then, first = self.then, self.schedule_steps
@@ -418,6 +427,9 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
         lacking = sorted(fresh_parts(parent, build()))
         parts = ", ".join(lacking) or "nothing"
         say(f"pretrain: continuing from {config.model}; it lacks, and starts fresh: {parts}")
+    for phase, rows in config.rows_drawn():
+        train = sum(info.rows for info in ShardSet.read(phase.shards).split(TRAIN))
+        say(f"pretrain: {rows / train:.3g} passes over the {train:,} rows of {phase.shards}")
     fit(partial(worker, folder), config, digest, config.loop, "pretraining")
     # Not from the record: if a run loses steps, and its hours end before it has redone them,
     # the record keeps the points of the lost steps.

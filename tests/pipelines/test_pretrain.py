@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from bert_core.data.shards import ShardSet
+from bert_core.data.splits import TRAIN
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import read_manifest
 from bert_core.model.config import RotaryAttentionConfig
@@ -640,7 +642,9 @@ def test_a_batch_that_would_not_grow_is_refused(
 
 
 @pytest.mark.drill
-def test_batches_grow_in_the_first_steps(prepared: Any, tmp_path: Path) -> None:
+def test_batches_grow_in_the_first_steps(
+    prepared: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokens = []
     for name, warmup in (("equal", None), ("grown", BatchWarmupConfig(rows=2, steps=4))):
         config = replace(prepared.pretrain(tmp_path / name, steps=5), batch_warmup=warmup)
@@ -649,6 +653,18 @@ def test_batches_grow_in_the_first_steps(prepared: Any, tmp_path: Path) -> None:
         tokens.append(sum(point.get(names.TOKENS, 0) for point in records.values()))
     assert tokens[0] > 0
     assert tokens[1] == pytest.approx(tokens[0] * (2 + 4 + 6 + 8 + 10) / 50, rel=0.2)
+    told = " ".join(capsys.readouterr().out.split())
+    rows = sum(info.rows for info in ShardSet.read(config.shards).split(TRAIN))
+    assert f"pretrain: {50 / rows:.3g} passes over the {rows:,} rows of" in told
+
+
+def test_a_run_says_how_often_it_passes_over_its_rows(small: Any) -> None:
+    config = replace(small.pretrain(Path("x"), steps=10), global_batch_size=8)
+    assert [rows for _, rows in config.rows_drawn()] == [80]
+    grown = replace(config, batch_warmup=BatchWarmupConfig(rows=2, steps=3))
+    assert [rows for _, rows in grown.rows_drawn()] == [2 + 4 + 6 + 7 * 8]
+    then = PhaseConfig(shards="y", steps=4, global_batch_size=3)
+    assert [rows for _, rows in replace(config, then=then).rows_drawn()] == [48, 12]
 
 
 def test_rotations_have_a_base_only_where_positions_are_rotated() -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -180,8 +181,11 @@ ABOUT_FAMILIES = """## Families
 
 The test also compares each variant, made small, with transformers' own classes: with the same
 weights, scores and all hidden states agree within 1e-5, padded and packed, and gradients within
-1e-4. `Model` is the encoder alone.
+1e-4. `Model` is the encoder alone. A recipe is a config that trains the family as its paper does
+(`raybert list configs`); what each learns when made small is in [Small
+recipes](benchmarks/recipes.md).
 """
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 def config_of(kind: str) -> EncoderConfig:
@@ -878,6 +882,21 @@ def equal_classes(config: EncoderConfig) -> list[str]:
     return found
 
 
+def recipes_of(family: str) -> list[str]:
+    """The configs by which a family is trained at its paper's size."""
+    found = []
+    for path in sorted(CONFIGS.glob("pretrain/*.toml")):
+        variant = VARIANTS.get(tomllib.loads(path.read_text()).get("variant", ""))
+        if variant is not None and variant.config.family == family:
+            found.append(f"pretrain/{path.stem}")
+    found = [name for name in found if not name.endswith(("_wikitext2", "_languages"))]
+    return found + [f"distill/{path.stem}" for path in CONFIGS.glob(f"distill/{family}.toml")]
+
+
+def test_every_family_has_a_recipe() -> None:
+    assert [family for family in LAYOUTS if not recipes_of(family)] == []
+
+
 @pytest.mark.drill
 def test_the_table_of_variants_is_what_was_measured() -> None:
     """Rewrites `docs/variants.md` if it differs."""
@@ -885,14 +904,15 @@ def test_the_table_of_variants_is_what_was_measured() -> None:
         "| variant | family | layers | hidden | heads | parameters | published | GFLOP | paper |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    families = ["| family | tokenizer | classes that agree |", "|---|---|---|"]
+    families = ["| family | tokenizer | recipes | classes that agree |", "|---|---|---|---|"]
     measured: dict[EncoderConfig, list[str]] = {}
     for name, variant in VARIANTS.items():
         config = variant.config
         if small(config) not in measured:
             measured[small(config)] = equal_classes(config)
         classes = ", ".join(measured[small(config)])
-        family = f"| {config.family} | {variant.tokenizer} | {classes} |"
+        recipes = ", ".join(f"`{recipe}`" for recipe in recipes_of(config.family))
+        family = f"| {config.family} | {variant.tokenizer} | {recipes} | {classes} |"
         if family not in families:
             families.append(family)
         variants.append(
