@@ -5,12 +5,13 @@ Which it is can be recognised in rows whose spans have their own texts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
 
 PositionUnit = Literal["characters", "UTF-16 units", "bytes"]
-_OTHERS: tuple[PositionUnit, ...] = ("UTF-16 units", "bytes")
 _WIDTHS = {"UTF-16 units": (1, 1, 1, 2), "bytes": (1, 2, 3, 4)}
 """How many units the characters take whose UTF-8 has 1, 2, 3 and 4 bytes."""
 _BOUNDS = (0x80, 0x800, 0x10000)
@@ -35,17 +36,20 @@ def unit_of(spans: Iterable[tuple[str, int, int, str]]) -> PositionUnit:
     units are no better.
 
     Args:
-        spans: text, start, end, and the span's own text.
+        spans: text, start, end, and the span's own text; those of a text one after another.
     """
     wrong: dict[PositionUnit, int] = {"characters": 0, "UTF-16 units": 0, "bytes": 0}
-    for text, start, end, own in spans:
-        wrong["characters"] += text[start:end] != own
-        for unit in _OTHERS:
-            if text.isascii():
-                wrong[unit] += text[start:end] != own
+    for text, of_text in groupby(spans, key=itemgetter(0)):
+        here = list(of_text)
+        in_characters = sum(text[start:end] != own for _, start, end, own in here)
+        for unit in wrong:
+            if unit == "characters" or text.isascii():
+                wrong[unit] += in_characters
                 continue
-            first, last = characters_at(text, (start, end), unit)
-            wrong[unit] += first is None or last is None or text[first:last] != own
+            flat = [place for _, start, end, _ in here for place in (start, end)]
+            places = characters_at(text, flat, unit)
+            for first, last, (_, _, _, own) in zip(places[::2], places[1::2], here, strict=True):
+                wrong[unit] += first is None or last is None or text[first:last] != own
     return min(wrong, key=lambda unit: wrong[unit])
 
 

@@ -39,7 +39,7 @@ def say_unused(source: str, found: Iterable[LabelledFile]) -> None:
         say(f"{source}: not used: {told}")
 
 
-def of_annotators(
+def with_chosen_annotators(
     found: Mapping[str, LabelledFile],
     columns_of: Mapping[str, Mapping[str, str]],
     source: str,
@@ -114,7 +114,7 @@ def label_names(path: str) -> list[str]:
     return names
 
 
-def of_names(
+def checking_names(
     names: Sequence[str], labels: Set[str], source: str, checked: Checked | None
 ) -> Checked:
     """Return the check `checked` that also rejects rows with labels that are not in a file."""
@@ -135,7 +135,7 @@ def of_names(
     return check
 
 
-def named(
+def with_label_names(
     classes: Mapping[str, list[str]], names: list[str], target: type, columns: Mapping[str, str]
 ) -> Mapping[str, list[str]]:
     """Return the names of classes by column, with those of the target's labels."""

@@ -29,12 +29,12 @@ from bert_core.wording import as_json
 from pipelines.corpus import docstrings, hub
 from pipelines.corpus.annotated import (
     Checked,
+    checking_names,
     in_characters,
     label_names,
-    named,
-    of_annotators,
-    of_names,
     say_unused,
+    with_chosen_annotators,
+    with_label_names,
 )
 from pipelines.corpus.config import DOCSTRINGS
 from pipelines.corpus.retrieval_sets import (
@@ -209,7 +209,7 @@ def labelled_rows(
         found[path] = of_file, _unread(of_file, path)
         if of_file.unread and not of_file.records:
             raise CorpusError(f"{told_of(found[path][1], of_file.rows)}: none is left")
-    taken, agreed = of_annotators(
+    taken, agreed = with_chosen_annotators(
         {path: of_file for path, (of_file, _) in found.items()},
         columns_of,
         config.source,
@@ -231,7 +231,8 @@ def labelled_rows(
             partial(
                 read_records,
                 with_classes(
-                    of_file.records, named(classes, names_of_labels, shapes[1], columns_of[path])
+                    of_file.records,
+                    with_label_names(classes, names_of_labels, shapes[1], columns_of[path]),
                 ),
                 shapes,
                 columns_of[path],
@@ -243,7 +244,9 @@ def labelled_rows(
         for path, (of_file, unread) in found.items()
     }
     if names_of_labels:
-        checked = of_names(names_of_labels, label_fields(shapes[1]), config.label_names, checked)
+        checked = checking_names(
+            names_of_labels, label_fields(shapes[1]), config.label_names, checked
+        )
     rows, bad = _checked(read, config.source, checked)
     total = len(rows) + len(bad)
     if bad and config.bad_rows == "refuse":
