@@ -94,6 +94,11 @@ class DistillConfig(LabelledTrainingConfig):
                 f"layers: wanted none with variant, since {self.variant} starts from fresh "
                 f"weights, got {list(self.layers)}: leave one of them out"
             )
+        if self.adapter is not None:
+            raise ConfigError(
+                "adapter: wanted none, since a student changes as a whole, got one: give it to "
+                "raybert finetune, or leave it out"
+            )
         self.optimizer.check_sharding(self.fsdp)
         of_rows = [
             setting.name

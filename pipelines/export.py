@@ -181,13 +181,14 @@ def _merged(config: ExportConfig, folder: Path) -> "Path | Bundle":
     """Return what to export: the bundle's folder, or the bundle with the adapter merged in."""
     if config.adapter is None:
         return folder
-    from bert_core.bundle.adapters import merged
+    from bert_core.bundle.adapters import merged, read_adapter
     from bert_core.bundle.format import load_bundle
 
-    say(
-        "export: the rows that the adapter was trained on are not known, so none of them are left "
-        "out or reported as seen"
-    )
+    if read_adapter(config.adapter).trained_rows is None:
+        say(
+            "export: the rows that the adapter was trained on are not known, so none of them are "
+            "left out or reported as seen"
+        )
     return merged(load_bundle(folder), config.adapter, config.adapter_labels)
 
 
@@ -198,10 +199,9 @@ def _write_merged(
     from bert_core.bundle.writing import save_bundle
     from bert_core.inference.predictor import Predictor
 
-    base = load_bundle(folder)
-    predictor = Predictor(
-        _merged(config, folder), device="cpu", task=config.task, options=config.options
-    )
+    base, bundle = load_bundle(folder), _merged(config, folder)
+    assert not isinstance(bundle, Path)
+    predictor = Predictor(bundle, device="cpu", task=config.task, options=config.options)
     local = config.local_folder / BUNDLE
     shutil.rmtree(local, ignore_errors=True)
     lineage = {
@@ -211,7 +211,7 @@ def _write_merged(
         "parent_lineage": base.lineage | origin(folder),
         **recipe(config, digest),
     }
-    about = About(task=predictor.task, lineage=lineage, trained_rows=base.trained_rows)
+    about = About(task=predictor.task, lineage=lineage, trained_rows=bundle.trained_rows)
     save_bundle(local, predictor.model, base.tokenizer, about)
     size_bytes = 4 * sum(tensor.numel() for tensor in predictor.model.parameters())
     counts = ExportCounts(

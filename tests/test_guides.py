@@ -27,6 +27,7 @@ ORDER = (
     "continue",
     "finetune",
     "imbalance",
+    "adapters",
     "tune_distill",
     "evaluate_publish",
     "answer",

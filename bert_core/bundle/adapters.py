@@ -14,13 +14,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jaxtyping import Float
 from safetensors import SafetensorError
 from torch import Tensor
 
+from bert_core.bundle.adapter_layout import (
+    BASE,
+    BASE_VERSION,
+    CONFIG,
+    PICKLE,
+    TASK_TYPES,
+    WEIGHTS,
+)
 from bert_core.bundle.foreign import task_of_transformers
-from bert_core.bundle.format import Bundle
-from bert_core.bundle.layout import digest_of, label_entries, path_of, read_json, sha256s_of
+from bert_core.bundle.format import Bundle, read_trained_rows, recorded_task
+from bert_core.bundle.layout import (
+    TRAINED_ROWS,
+    digest_of,
+    label_entries,
+    path_of,
+    read_json,
+    sha256s_of,
+)
 from bert_core.bundle.tensors import read_tensors
 from bert_core.bundle.weights import require_weights
 from bert_core.containment import has_file
@@ -28,20 +44,11 @@ from bert_core.errors import FormatError
 from bert_core.model.families import ARCHITECTURES, LAYOUTS
 from bert_core.model.hf import objectives_among, objectives_of
 from bert_core.model.hf_weights import from_huggingface, to_huggingface
+from bert_core.tasks.base import Task
+from bert_core.tasks.digests import NO_ROWS, Digests
 from bert_core.typed import as_type
 from bert_core.wording import one_of
 
-CONFIG, WEIGHTS, PICKLE = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "adapter_model.bin",
-)
-_CLASSES = {
-    "SEQ_CLS": "ForSequenceClassification",
-    "TOKEN_CLS": "ForTokenClassification",
-    "QUESTION_ANS": "ForQuestionAnswering",
-}
-"""peft's task type → the end of the name of the class in transformers."""
 _FACTOR = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
 _WRAPPERS = re.compile(r"\.(default|base_layer|modules_to_save)(?=\.|$)")
 """Names of modules that peft puts around those of the model; older versions keep them in files."""
@@ -78,6 +85,18 @@ class _Settings:
     init_lora_weights: bool | str = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """The contents of `base.json`: what peft's files do not say."""
+
+    format_version: int
+    base: str
+    """`Bundle.digest` of the base."""
+    task: str | None = None
+    labels: list[str] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class LowRank:
     """A change of a weight, `scale * B @ A`."""
@@ -112,6 +131,19 @@ class Adapter:
     task_type: str | None
     digest: str
     """sha256 over the names and sha256 of its files."""
+    base: str = ""
+    """Digest of the bundle that it was trained on; empty if peft wrote it."""
+    task: Task | None = None
+    """As it was trained for; None if peft wrote it."""
+    trained_rows: Digests | None = None
+    """Digests of the rows that it was trained on; None if they are not known."""
+
+    @property
+    def ending(self) -> str:
+        """Return the end of the name of its class in transformers; empty if it is not known."""
+        if self.task is not None:
+            return ARCHITECTURES.get(frozenset({self.task.objective}), "")
+        return TASK_TYPES.get(self.task_type or "", "")
 
 
 def is_adapter(folder: Path) -> bool:
@@ -150,14 +182,34 @@ def read_adapter(folder: str | Path) -> Adapter:
         module, is_embedding, factor = found.groups()
         changes.setdefault(module, {})[factor] = tensor.float()
         embeddings |= {module} if is_embedding else set()
-    return Adapter(
+    names = [CONFIG, WEIGHTS, *(name for name in (BASE, TRAINED_ROWS) if has_file(folder, name))]
+    adapter = Adapter(
         {
             module: _low_rank(folder, settings, module, factors, module in embeddings)
             for module, factors in changes.items()
         },
         replaced,
         settings.task_type,
-        digest_of(sha256s_of(folder, [CONFIG, WEIGHTS])),
+        digest_of(sha256s_of(folder, names)),
+    )
+    return _with_base(folder, adapter) if BASE in names else adapter
+
+
+def _with_base(folder: Path, adapter: Adapter) -> Adapter:
+    """Return an adapter with what `base.json` says of it."""
+    where = str(folder / BASE)
+    said: Base = as_type(Base, read_json(folder / BASE), where)
+    if said.format_version > BASE_VERSION:
+        raise FormatError(
+            f"{where}: wanted format_version {BASE_VERSION} or older, got {said.format_version}: "
+            "it was made by a newer raybert, update this one"
+        )
+    known = has_file(folder, TRAINED_ROWS)
+    return replace(
+        adapter,
+        base=said.base,
+        task=recorded_task(where, said.task, said.labels, said.options),
+        trained_rows=read_trained_rows(folder) if known else NO_ROWS,
     )
 
 
@@ -231,15 +283,22 @@ def merged(bundle: Bundle, folder: str | Path, labels: tuple[str, ...] = ()) -> 
     Raises: FormatError if the adapter cannot be read, or belongs to another base.
     """
     adapter = read_adapter(folder)
+    if adapter.base and adapter.base != bundle.digest:
+        raise FormatError(
+            f"{folder}: wanted the base that the adapter was trained on, {adapter.base[:12]}, got "
+            f"a bundle with the digest {bundle.digest[:12]}: give that one, which its {CONFIG} "
+            "names"
+        )
     config, layout = require_weights(bundle).encoder_config, LAYOUTS[bundle.encoder_config.family]
     has_head = any(not name.startswith(layout.prefix) for name in adapter.replaced)
-    ending = _CLASSES.get(adapter.task_type or "", "") if has_head else ""
+    ending = adapter.ending if has_head else ""
     theirs = to_huggingface(_kept(bundle, ending), config)
     for module, change in adapter.changes.items():
         name = _named(f"{module}.weight", theirs, layout.prefix, str(folder))
         theirs[name] = change.applied(theirs[name], name)
+    of_head = tuple(f"{module}." for module in layout.heads.get(ending, {}).values())
     for name, tensor in adapter.replaced.items():
-        is_head = bool(ending) and not name.startswith(layout.prefix)
+        is_head = bool(ending) and (not name.startswith(layout.prefix) or name.startswith(of_head))
         theirs[name if is_head else _named(name, theirs, layout.prefix, str(folder))] = tensor
     kind = f"{layout.title}{ending}" if ending else ""
     state, task = from_huggingface(theirs, config, kind), bundle.task
@@ -254,10 +313,12 @@ def merged(bundle: Bundle, folder: str | Path, labels: tuple[str, ...] = ()) -> 
         own = task_of_transformers(Path(folder), objectives, entries, state)
         same = task is not None and own is not None and len(task.labels) == len(own.labels)
         task = task if same and not labels else own
+    rows = NO_ROWS if adapter.trained_rows is None else adapter.trained_rows
     return replace(
         bundle,
         state=state,
-        task=task,
+        task=adapter.task if adapter.task is not None and not labels else task,
+        trained_rows=np.union1d(bundle.trained_rows, rows),
         metrics={},
         digest=digest_of({"base": bundle.digest, "adapter": adapter.digest}),
     )
@@ -286,5 +347,6 @@ def _named(name: str, state: Mapping[str, Tensor], prefix: str, folder: str) -> 
     some = one_of(sorted({".".join(each.split(".")[:3]) for each in state})[:8])
     raise FormatError(
         f"{folder}: wanted tensors of the base, {some}, got {name}: give the base that the adapter "
-        "was trained on, of its family"
+        f"was trained on, of its family; if it is a head, write its task_type into {CONFIG}, one "
+        f"of {', '.join(TASK_TYPES)}"
     )

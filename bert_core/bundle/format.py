@@ -150,7 +150,8 @@ def load_bundle(folder: str | Path) -> Bundle:
         _check_padding(folder, config, tokenizer)
         task, unread_modules = _task_of_settings(folder, config, entries, state)
     else:
-        task = _recorded_task(folder, record)
+        where = str(folder / RECORD)
+        task = recorded_task(where, record.task, record.labels, record.options)
     if task is None:
         # transformers also names regression and multi-label heads `classifier`.
         state = {name: value for name, value in state.items() if ".classification." not in name}
@@ -167,7 +168,7 @@ def load_bundle(folder: str | Path) -> Bundle:
         spent=said.spent,
         digest=digest,
         submodels=_submodels(folder, sha256s),
-        trained_rows=_trained_rows(folder) if TRAINED_ROWS in sha256s else NO_ROWS,
+        trained_rows=read_trained_rows(folder) if TRAINED_ROWS in sha256s else NO_ROWS,
         examples=tuple(said.examples),
         unread_modules=unread_modules,
         memory_bytes=memory_bytes,
@@ -202,7 +203,8 @@ def _submodels(folder: Path, names: Iterable[str]) -> dict[str, Path]:
     return {path.parts[0]: folder / path.parts[0] for path in paths if path.match(f"*/{RECORD}")}
 
 
-def _trained_rows(folder: Path) -> Digests:
+def read_trained_rows(folder: Path) -> Digests:
+    """Return the digests of rows in a folder. Raises: FormatError if they are not digests."""
     path = folder / TRAINED_ROWS
     with path.open("rb") as file:
         if file.read(len(MAGIC_PREFIX)) != MAGIC_PREFIX:  # else it may be a zip file of arrays
@@ -266,20 +268,22 @@ def _task_of_settings(
         raise FormatError(f"{folder}: {error}: correct it in the model's settings") from error
 
 
-def _recorded_task(folder: Path, record: Record) -> Task | None:
-    if record.task is None:
+def recorded_task(
+    where: str, name: str | None, labels: list[str] | None, options: Mapping[str, Any]
+) -> Task | None:
+    """Return the task that a file (`where`) records. Raises: FormatError if there is none such."""
+    if name is None:
         return None
-    where = str(folder / RECORD)
-    if record.task not in TASKS:
+    if name not in TASKS:
         raise FormatError(
-            f"{where}: wanted one of the tasks {', '.join(sorted(TASKS))}, got {record.task!r}: "
+            f"{where}: wanted one of the tasks {', '.join(sorted(TASKS))}, got {name!r}: "
             "update raybert, or load the folder with transformers"
         )
-    kind = TASKS[record.task]
+    kind = TASKS[name]
     former = kind.options.former_names
-    known = {name: value for name, value in record.options.items() if name not in former}
-    options = as_type(kind.options, known, where, key="options", closed=True)
+    known = {name: value for name, value in options.items() if name not in former}
+    chosen = as_type(kind.options, known, where, key="options", closed=True)
     try:
-        return kind(record.labels or [], options)
+        return kind(labels or [], chosen)
     except (ConfigError, InputError) as error:
         raise FormatError(f"{where}: {error}") from error

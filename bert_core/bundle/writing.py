@@ -12,6 +12,8 @@ import numpy as np
 from safetensors.torch import save_file
 
 from bert_core import files
+from bert_core.bundle.adapter_layout import ADAPTER
+from bert_core.bundle.adapter_writing import write_adapter
 from bert_core.bundle.format import About, check_vocabulary
 from bert_core.bundle.layout import (
     CONFIG,
@@ -29,6 +31,7 @@ from bert_core.model.families import LAYOUTS
 from bert_core.model.heads import LinearHead
 from bert_core.model.hf import architecture, encoder_config_to_huggingface
 from bert_core.model.hf_weights import to_huggingface
+from bert_core.model.low_rank import adapted_modules
 from bert_core.model.sharing import plain_state
 from bert_core.objectives.base import Objective, ObjectiveModel
 from bert_core.objectives.classification import Classification
@@ -54,9 +57,15 @@ def save_bundle(
     tokenizer: Tokenizer,
     about: About,
     graph: Graph | None = None,
+    base: str = "",
 ) -> None:
     """Write a bundle atomically: the folder appears complete or not at all.
 
+    A model with an adapter is written with the adapter merged into its weights, and the adapter
+    alone in the subfolder `adapter`.
+
+    Args:
+        base: reference of the model that an adapter changes.
     Raises: ConfigError if `folder` already exists, or the tokenizer has more tokens than the model.
     """
     folder, task, config = Path(folder), about.task, model.encoder.config
@@ -75,6 +84,8 @@ def save_bundle(
             inherited = About(lineage=about.lineage, trained_rows=about.trained_rows)
             for name, _, submodel in submodels_of(model):
                 save_bundle(partial / name, submodel, tokenizer, inherited)
+            if adapted_modules(model):
+                write_adapter(partial / ADAPTER, model, about, base)
         else:
             (partial / graph.name).parent.mkdir()
             graph.write(partial / graph.name)

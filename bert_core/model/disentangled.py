@@ -1,6 +1,7 @@
 """DeBERTa's attention, whose scores come from contents and from relative distances."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -96,7 +97,7 @@ class DisentangledAttention(nn.Module):
         self.shared = config.attention.shared_projections
         self.scale = (3 * width // heads) ** -0.5
         if self.shared:
-            self.qkv: nn.Module = nn.Linear(width, 3 * width)
+            self.qkv: Any = nn.Linear(width, 3 * width)
         else:
             self.qkv = KeylessBiasLinear(width)
             self.position_key = nn.Linear(width, width, bias=False)
@@ -139,9 +140,6 @@ class DisentangledAttention(nn.Module):
         self, queries: Float[Tensor, "*tokens hidden"]
     ) -> Float[Tensor, "*tokens hidden"]:
         width = queries.shape[-1]
-        if isinstance(self.qkv, KeylessBiasLinear):
-            return functional.linear(queries, self.qkv.weight[:width], self.qkv.query_bias)
-        assert isinstance(self.qkv, nn.Linear)
         return functional.linear(queries, self.qkv.weight[:width], self.qkv.bias[:width])
 
     def _project_distances(
@@ -151,7 +149,6 @@ class DisentangledAttention(nn.Module):
         table = self.position_dropout(table)
         if self.shared:
             width = table.shape[1]
-            assert isinstance(self.qkv, nn.Linear)
             weight, bias = self.qkv.weight[: 2 * width], self.qkv.bias[: 2 * width]
             query, key = functional.linear(table, weight, bias).chunk(2, dim=-1)
         else:
@@ -174,9 +171,11 @@ class KeylessBiasLinear(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "*tokens hidden"]
     ) -> Float[Tensor, "*tokens three_hidden"]:
-        key_bias = torch.zeros_like(self.query_bias)
-        bias = torch.cat([self.query_bias, key_bias, self.value_bias])
-        return functional.linear(hidden, self.weight, bias)
+        return functional.linear(hidden, self.weight, self.bias)
+
+    @property
+    def bias(self) -> Float[Tensor, "three_hidden"]:
+        return torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
 
 
 def _gather_distances(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from bert_core.errors import FormatError
@@ -96,6 +97,26 @@ def from_huggingface(
             )
         renamed[part] = torch.cat([tensors[name] for name in thirds_of_qkv])
     return renamed
+
+
+def names_of_module(module: str, config: EncoderConfig) -> list[str]:
+    """Return the names in Hugging Face's classes of an encoder's linear layer: three for query, key
+    and value, where they are three there."""
+    layout, weight = LAYOUTS[config.family], f"{module}.weight"
+    if _QKV.search(weight) and layout.split is not None:
+        tables = [{_qkv_module(weight): layout.prefix + part} for part in layout.split]
+    else:
+        tables = [_names(layout, "Model")]
+    names = [_renamed(weight, table) for table in tables]
+    return [name.removesuffix(".weight") for name in names if name is not None]
+
+
+def factor_by_head(
+    factor: Float[Tensor, "outputs rank"], module: str, config: EncoderConfig
+) -> Float[Tensor, "outputs rank"]:
+    """Return the factor B of a change of a linear layer, its rows in the family's order."""
+    by_head = LAYOUTS[config.family].by_head and module.endswith("qkv")
+    return _by_head(factor, config.attention.num_heads) if by_head else factor
 
 
 _QKV = re.compile(r"^encoder\.layers\.\d+\.attention\.qkv\.(weight|bias)$")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from bert_core.model.encoder import Encoder
+from bert_core.model.low_rank import without_changes
 
 
 class GradientDisentangled(nn.Module):
@@ -50,9 +51,9 @@ def share_embeddings(encoder: Encoder, generator: Encoder) -> None:
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return all weights as used; a parametrized weight replaces the tensors that it is computed
-    from."""
-    state = dict(model.state_dict())
+    """Return all weights as used; a parametrized or low-rank weight replaces the tensors that it is
+    computed from."""
+    state = without_changes(model.state_dict(), model)
     for part, name in _parametrized(model):
         module, _, weight = name.rpartition(".")
         del state[f"{module}.parametrizations.{weight}.original"]

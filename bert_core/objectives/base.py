@@ -247,6 +247,8 @@ class ObjectiveModel(nn.Module):
     """Parts of the encoder that are frozen."""
     frozen_layers: int = 0
     """How many layers no gradient passes through, from the first."""
+    frozen_weights: bool = False
+    """Whether the encoder's matrices have no gradient, although gradients pass through them."""
 
     def __init__(self, encoder_config: EncoderConfig, objectives: Sequence[Objective]) -> None:
         super().__init__()
@@ -278,6 +280,14 @@ class ObjectiveModel(nn.Module):
         for part in parts:
             part.requires_grad_(False)
         self.train(self.training)
+
+    def freeze_weights(self, but: str | None = None) -> None:
+        """Freeze the encoder's parameters, except for the pooler's, which belong to the head, and
+        those whose names end with `but`. Dropout stays on, since gradients pass through."""
+        self.frozen_weights = True
+        for name, parameter in self.encoder.named_parameters():
+            learns = name.startswith("pooler.") or (but is not None and name.endswith(but))
+            parameter.requires_grad_(learns)
 
     def train(self, mode: bool = True) -> "ObjectiveModel":
         super().train(mode)
@@ -346,6 +356,7 @@ class ObjectiveModel(nn.Module):
         """Return the floating-point operations of training on a batch with rows of these lengths
         (`model.size.training_flops`)."""
         flops = training_flops(self.encoder.config, lengths, outputs=self.outputs(batch))
+        flops = 2 * flops // 3 if self.frozen_weights else flops  # gradients of inputs only
         flops += 6 * sum(part.item_weights * part.counts(batch) for part in self._parts)
         flops = flops // 3 if self.frozen else flops  # a frozen encoder has no backward pass
         if self.frozen_layers:

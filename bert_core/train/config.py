@@ -19,7 +19,7 @@ from bert_core.scores import Precision
 from bert_core.train.schedule import Decay, share_of_peak
 
 Algorithm = Literal["adamw", "stable_adamw", "lamb", "muon"]
-Frozen = Literal["nothing", "embeddings", "encoder"]
+Frozen = Literal["nothing", "embeddings", "encoder", "weights"]
 """Parts of a model that training may leave as they are."""
 
 
@@ -59,6 +59,34 @@ class OptimizerConfig:
                 "optimizer.name: wanted adamw or lamb with fsdp, got muon, which needs whole "
                 "matrices: train with copies (--fsdp false), or with adamw"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """A low-rank adapter (LoRA), which is trained instead of the encoder. Defaults: Hu et al. 2022,
+    section 4.2 and table 9, for RoBERTa-base."""
+
+    rank: PositiveInt = 8
+    """Rank of every change."""
+    alpha: PositiveFloat = 8.0
+    """The changes are scaled by this, divided by their rank."""
+    rank_stabilized: bool = False
+    """Divide by the root of the rank instead, so that higher ranks learn as fast (rsLoRA,
+    Kalajdzievski 2023)."""
+    dropout: ShareBelowOne = 0.0
+    """Dropout on the input of the changes; the encoder's own stays as it is."""
+    targets: tuple[str, ...] = ()
+    """Linear layers that are changed, by the ends of their names in transformers, such as `query`
+    or `attention.output.dense`, or `all-linear`; by default query and value, or the matrix that
+    holds them."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, prefix="adapter.")
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of the product of both factors."""
+        return self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,11 @@ def check_frozen(config: EncoderConfig, part: Frozen, layers: int, objective: Ob
             f"freeze_layers: wanted at most {most}, all layers but the last, got {layers}: set "
             "freeze = encoder to train the head alone"
         )
+    if part == "weights" and not config.biases:
+        raise ConfigError(
+            f"freeze: wanted an encoder with biases, which are all that would learn, got weights "
+            f"for {config.family}, which has none: train an adapter instead (--adapter.rank)"
+        )
     learns = objective.needs_pooler or any(True for _ in objective.parameters())
     if part == "encoder" and not learns:
         raise ConfigError(
@@ -44,10 +49,14 @@ def freeze(model: ObjectiveModel, part: Frozen, layers: int) -> None:
     belongs to the head.
 
     Args:
-        part: `embeddings`, or all of the `encoder`; `nothing` freezes only `layers`.
+        part: `embeddings`, or all of the `encoder`, or its `weights`, all but the biases (BitFit,
+            Ben Zaken et al. 2022); `nothing` freezes only `layers`.
         layers: how many of the first layers to freeze.
     """
     encoder = model.encoder
+    if part == "weights":
+        model.freeze_weights(but="bias")
+        return
     whole = part == "encoder"
     if part == "nothing" and not layers:
         return

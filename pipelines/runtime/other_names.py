@@ -161,10 +161,6 @@ TRAINER = {
 """Every field of `transformers.TrainingArguments`."""
 
 _FILE = _ours("held_out.source", note="selection.share takes rows to choose by from train")
-_NO_ADAPTERS = _none(
-    "there is none: all weights are trained, or those of the head (freeze), or of the last layers "
-    "(freeze_layers)"
-)
 PEERS = {
     "warmup_ratio": _ours("warmup_share", "schedule.warmup_steps"),
     "evaluation_strategy": _ours("selection.every_epochs", "evaluate_every_steps"),
@@ -195,8 +191,15 @@ PEERS = {
     "freeze_encoder": _ours("freeze", note="encoder, to train the head alone"),
     "freeze_embeddings": _ours("freeze", note="embeddings"),
     "num_frozen_layers": _ours("freeze_layers"),
-    "lora": _NO_ADAPTERS,
-    "peft": _NO_ADAPTERS,
+    "lora": _ours("adapter.rank", note="8 is usual"),
+    "peft": _ours("adapter.rank", note="8 is usual"),
+    "lora_r": _ours("adapter.rank"),
+    "lora_rank": _ours("adapter.rank"),
+    "lora_alpha": _ours("adapter.alpha"),
+    "lora_dropout": _ours("adapter.dropout"),
+    "target_modules": _ours("adapter.targets"),
+    "lora_target_modules": _ours("adapter.targets"),
+    "use_rslora": _ours("adapter.rank_stabilized"),
     "nproc_per_node": _ours("num_workers"),
     "gpus": _ours("num_workers", note="with require_gpus, each has one"),
     "device": _none("there is none: GPUs are used where there are some"),

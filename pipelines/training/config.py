@@ -17,7 +17,7 @@ from bert_core.checks import (
 from bert_core.errors import ConfigError
 from bert_core.model.variants import VARIANTS
 from bert_core.scores import Precision
-from bert_core.train.config import Frozen, OptimizerConfig
+from bert_core.train.config import AdapterConfig, Frozen, OptimizerConfig
 from bert_core.wording import one_of
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.runtime.stage_config import INPUT, StageConfig
@@ -148,10 +148,14 @@ class LabelledTrainingConfig(TrainingConfig):
     """Dropout on attention probabilities; by default the bundle's. 0 enables fused attention."""
     freeze: Frozen = "nothing"
     """Part of the encoder that stays as it is: `embeddings`, or `encoder`, so that the head alone
-    learns, with the pooler where there is one. Training then needs less time and memory, and models
-    with the same frozen encoder share their passes in a server."""
+    learns, with the pooler where there is one, or `weights`, so that the biases learn too (BitFit,
+    Ben Zaken et al. 2022). Training then needs less time and memory, and models with the same
+    frozen encoder share their passes in a server."""
     freeze_layers: NonNegativeInt = 0
     """Number of the first layers that stay as they are, with the embeddings below them."""
+    adapter: AdapterConfig | None = None
+    """Train a low-rank adapter and the head, and leave the encoder as it is: `{rank = 8}`. The
+    bundle has it merged into its weights, and apart as a folder that peft reads."""
     layer_decay: PositiveShare = 1.0
     """Factor on a layer's learning rate relative to the layer above it (Howard and Ruder 2018); 1
     uses the same rate for all."""
@@ -170,12 +174,20 @@ class LabelledTrainingConfig(TrainingConfig):
                 f"batch_size: wanted at least a row for each of {self.most_workers} workers, "
                 f"got {self.batch_size}"
             )
-        if self.freeze == "encoder" and (self.freeze_layers or self.from_scratch):
+        if self.adapter is not None and (
+            self.freeze != "nothing" or self.freeze_layers or self.from_scratch
+        ):
+            raise ConfigError(
+                "adapter: wanted neither freeze nor freeze_layers, since it leaves the whole "
+                "encoder as it is, nor from_scratch, whose random weights say nothing, got one of "
+                "them: leave the adapter or the others out"
+            )
+        if self.freeze in ("encoder", "weights") and (self.freeze_layers or self.from_scratch):
             other = "freeze_layers" if self.freeze_layers else "from_scratch"
             why = "which it includes" if self.freeze_layers else "whose random weights say nothing"
             raise ConfigError(
-                f"freeze: wanted nothing or embeddings with {other}, {why}, got encoder: leave one "
-                "of the two out"
+                f"freeze: wanted nothing or embeddings with {other}, {why}, got {self.freeze}: "
+                "leave one of the two out"
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"seeds: wanted different numbers, at least one, got {self.seeds}")

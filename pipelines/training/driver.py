@@ -321,6 +321,7 @@ def write_bundle(
     examples: Sequence[Any] = (),
     checkpoint: "Checkpoint | None" = None,
     finish: "Callable[[ObjectiveModel], None] | None" = None,
+    base: str = "",
 ) -> dict[str, Output]:
     """Write a checkpoint's weights as `output/bundle`; return its files.
 
@@ -329,6 +330,7 @@ def write_bundle(
         lineage: what it was made from; the stage's config and digest are added.
         checkpoint: None takes the newest.
         finish: changes the model once it has these weights.
+        base: reference of the model that an adapter changes.
     """
     from bert_core.bundle.format import About
     from bert_core.bundle.writing import save_bundle
@@ -353,5 +355,6 @@ def write_bundle(
             spent=_spent(config).numbers(),
             examples=examples,
         ),
+        base=base,
     )
     return bundle_outputs(config)

@@ -14,6 +14,7 @@ from bert_core import files
 from bert_core.data.splits import HELD_OUT, SELECTION, TRAIN
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig, ScheduleConfig
+from bert_core.wording import without_secrets
 from pipelines.runtime.progress import SEEN, counted, say
 from pipelines.runtime.result import SPREAD, Result, spread
 from pipelines.training.classes import ClassesConfig, class_loss, class_order
@@ -68,20 +69,27 @@ class TrainableTask:
         return replace(self, loss=class_loss(classes, self.task, windows))
 
     def check_frozen(self, config: LabelledTrainingConfig) -> None:
-        """Raise ConfigError if the part of the encoder that `config` freezes cannot be frozen."""
+        """Raise ConfigError if the part of the encoder that `config` freezes cannot be frozen, or
+        it cannot have the adapter that `config` asks for."""
         from bert_core.model.layers import without_values
+        from bert_core.train.adapting import check_adapter
         from bert_core.train.freezing import check_frozen
 
         with without_values():
             objective = self.task.build_objective(self.encoder_config)
         check_frozen(self.encoder_config, config.freeze, config.freeze_layers, objective)
+        if config.adapter is not None:
+            check_adapter(self.encoder_config, config.adapter, objective)
 
     def built(self, seed: int, config: LabelledTrainingConfig) -> "ObjectiveModel":
-        """Build the initial model of a seed, with its loss and its frozen parts."""
+        """Build the initial model of a seed, with its loss, its frozen parts and its adapter."""
+        from bert_core.train.adapting import adapt
         from bert_core.train.freezing import freeze
 
         model = self.build(seed)
         freeze(model, config.freeze, config.freeze_layers)
+        if config.adapter is not None:
+            adapt(model, config.adapter)
         if self.loss is not None:
             for objective in model.objectives.values():
                 setattr(objective, "loss", self.loss)  # noqa: B010  # not a module nor a tensor
@@ -202,7 +210,7 @@ def learn(
     outputs = write_bundle(
         config,
         digest,
-        trainable.build(config.seeds[0]),
+        trainable.built(config.seeds[0], config),
         trainable.tokenizer,
         finish=decisions.scale,
         task=task if trainable.answers else None,
@@ -211,6 +219,7 @@ def learn(
         trained_rows=trained_on,
         examples=shown_rows(task, sets, config.examples) if trainable.answers else (),
         checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), selected_step),
+        base=without_secrets(config.model),
     )
     baseline = task.baseline(sets[HELD_OUT].rows) if HELD_OUT in sets else {}
     for name in (main, task.error_metric):

@@ -56,7 +56,7 @@ def test_no_option_of_others_is_answered_with_a_wrong_one(stage: str) -> None:
         ("finetune", "fp16", "(here it is --precision: bf16 or fp32; there is no fp16)"),
         ("finetune", "class_weights", "(here it is --classes.weights)"),
         ("finetune", "freeze_encoder", "(here it is --freeze: encoder, to train the head alone)"),
-        ("finetune", "lora", "(there is none: all weights are trained, or those of the head"),
+        ("finetune", "lora_r", "(here it is --adapter.rank)"),
         ("finetune", "validation_file", "(here it is --held_out.source: "),
         ("finetune", "epoch", "(did you mean epochs?)"),
         ("finetune", "forc", "there is none with that name; `raybert"),
