@@ -88,12 +88,12 @@ class Backend(ABC):
             for backend, part, part_logits, own_scores in zip(
                 backends, chosen, logits, scores, strict=True
             ):
-                parts = backend._parts(part_logits, part)
+                parts = backend.parts_of(part_logits, part)
                 for place, window_scores in zip(group, parts, strict=True):
                     own_scores[place] = window_scores
         return scores
 
-    def _parts(self, logits: np.ndarray, windows: Sequence[Window]) -> Sequence[np.ndarray]:
+    def parts_of(self, logits: np.ndarray, windows: Sequence[Window]) -> Sequence[np.ndarray]:
         """Split a batch's scores by window. Raises: FormatError if a score is NaN."""
         if np.isnan(logits).any():
             raise FormatError(

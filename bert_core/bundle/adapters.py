@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from safetensors import SafetensorError
 from torch import Tensor
@@ -41,9 +42,10 @@ from bert_core.bundle.tensors import read_tensors
 from bert_core.bundle.weights import require_weights
 from bert_core.containment import has_file
 from bert_core.errors import FormatError
+from bert_core.model.config import EncoderConfig
 from bert_core.model.families import ARCHITECTURES, LAYOUTS
 from bert_core.model.hf import objectives_among, objectives_of
-from bert_core.model.hf_weights import from_huggingface, to_huggingface
+from bert_core.model.hf_weights import from_huggingface, names_of_module, to_huggingface
 from bert_core.tasks.base import Task
 from bert_core.tasks.digests import NO_ROWS, Digests
 from bert_core.typed import as_type
@@ -322,6 +324,35 @@ def merged(bundle: Bundle, folder: str | Path, labels: tuple[str, ...] = ()) -> 
         metrics={},
         digest=digest_of({"base": bundle.digest, "adapter": adapter.digest}),
     )
+
+
+def factors_of(
+    adapter: Adapter, outputs: Mapping[str, int], config: EncoderConfig, where: str
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return A (low, inputs) and B (outputs, low), scaled, of the layers that an adapter changes.
+
+    Args:
+        outputs: number of outputs of each linear layer of the encoder, by our name.
+        where: the adapter's folder, for messages.
+    Raises: FormatError if it changes anything of the encoder besides these layers.
+    """
+    prefix = LAYOUTS[config.family].prefix
+    left = {name.removeprefix(prefix): change for name, change in adapter.changes.items()}
+    factors = {}
+    for layer, size in outputs.items():
+        names = names_of_module(layer, config)
+        parts = [left.pop(name.removeprefix(prefix), None) for name in names]
+        if changed := [part for part in parts if part is not None]:
+            none = torch.zeros(size // len(parts), 0)
+            spread = [none if part is None else part.scale * part.b for part in parts]
+            factors[layer] = torch.cat([part.a for part in changed]), torch.block_diag(*spread)
+    biases = [name for name in adapter.replaced if ".layer" in name]
+    if more := sorted([*left, *biases]):
+        raise FormatError(
+            f"{where}: wanted changes of linear layers, and of the head, got some of {more[0]}: "
+            "merge the adapter into its base with raybert export --adapter, and use the whole model"
+        )
+    return factors
 
 
 def _kept(bundle: Bundle, ending: str) -> dict[str, Tensor]:

@@ -143,6 +143,17 @@ class Encoder(nn.Module):
         pooled = None if self.pooler is None else self.pooler(first)
         return Encoded(hidden, pooled, input_rows, layers, scores, shared, first)
 
+    def output_of(
+        self,
+        hidden: Float[Tensor, "*tokens hidden"],
+        rows: RowLayout,
+        places: Int[Tensor, "chosen"] | None = None,
+    ) -> Encoded:
+        """Return the output for rows whose tokens' vectors another pass has computed."""
+        first = self._first(hidden, rows)
+        pooled = None if self.pooler is None else self.pooler(first)
+        return Encoded(gather_tokens(hidden, places), pooled, rows, unpooled=first)
+
     @property
     def may_take_early(self) -> bool:
         """Whether the last layer may compute only selected tokens, because nothing after it reads
