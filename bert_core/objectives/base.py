@@ -207,10 +207,15 @@ class Objective(nn.Module, ABC):
         return JointPart(vectors, batch[ROWS], choices, labels, count, loss)
 
 
+def widened(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return values in fp32, or as they are if they are wider."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def cross_entropy(logits: Float[Tensor, "items classes"], labels: Int[Tensor, "items"]) -> LossPart:
     """Return the softmax cross-entropy as a loss part, in fp32 or wider. Zero if there are no
     items."""
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    wide = widened(logits)
     total = functional.cross_entropy(wide, labels, reduction="sum")
     return LossPart(total, labels.numel(), (logits.detach().argmax(-1) == labels).sum())
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bert_core.objectives import IGNORE
-from bert_core.objectives.base import LossPart
+from bert_core.objectives.base import LossPart, widened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class ClassLoss:
     ) -> LossPart:
         """Return the loss of items that have one class each, in fp32 or wider. Those with the class
         IGNORE add nothing to it, but are in its count."""
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        wide = widened(logits)
         weights = wide.new_tensor(self.weights) if self.weights else None
         right = (logits.detach().argmax(-1) == labels).sum()
         if not self.focal_gamma:
@@ -58,7 +58,7 @@ class ClassLoss:
         Args:
             labels: 1 for labels that an item has, and 0 for others; or shares between.
         """
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        wide = widened(logits)
         targets = labels.to(wide.dtype)
         smooth = self.label_smoothing
         losses = functional.binary_cross_entropy_with_logits(

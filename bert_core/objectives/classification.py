@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import LinearHead
-from bert_core.objectives.base import Batch, LossPart, Objective
+from bert_core.objectives.base import Batch, LossPart, Objective, widened
 from bert_core.objectives.class_loss import ClassLoss
 from bert_core.objectives.graph_scores import CLASSIFICATION
 
@@ -107,7 +107,7 @@ class Classification(Objective):
             return self.loss.of_one(logits, labels)
         if self.problem_type == "multi_label_classification":
             return self.loss.of_several(logits, labels)
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        wide = widened(logits)
         errors = ((wide[:, 0] - labels) / self.deviation).square()
         return LossPart(errors.sum(), len(labels), None)
 

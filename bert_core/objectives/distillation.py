@@ -23,7 +23,7 @@ from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.layers import initialise, without_values
 from bert_core.model.layout import RowLayout, gather_tokens
 from bert_core.model.size import training_flops
-from bert_core.objectives.base import Batch, JointPart, LossPart, ObjectiveModel
+from bert_core.objectives.base import Batch, JointPart, LossPart, ObjectiveModel, widened
 
 HARD, SOFT = "hard", "soft"
 COSINE, EMBEDDINGS, HIDDEN, ATTENTION = "cosine", "embeddings", "hidden", "attention"
@@ -198,7 +198,7 @@ class Distillation(ObjectiveModel):
         real tokens; one per pair of layers for parts that compare layers."""
         if name == COSINE:
             fitted = self._fitted(HIDDEN, student.hidden)
-            cosines = functional.cosine_similarity(fitted, _wide(teacher.hidden), dim=-1)
+            cosines = functional.cosine_similarity(fitted, widened(teacher.hidden), dim=-1)
             yield _over_real_tokens(1 - cosines, batch)
         elif name == EMBEDDINGS:
             yield self._distance(EMBEDDINGS, student.layers[0], teacher.layers[0], batch)
@@ -218,14 +218,14 @@ class Distillation(ObjectiveModel):
     ) -> Float[Tensor, ""]:
         """Return the mean squared difference of two vectors (TinyBERT's equations 8 and 9), summed
         over real tokens."""
-        errors = (self._fitted(name, student) - _wide(teacher)).square().mean(-1)
+        errors = (self._fitted(name, student) - widened(teacher)).square().mean(-1)
         return _over_real_tokens(errors, batch)
 
     def _fitted(
         self, name: str, vectors: Float[Tensor, "*tokens hidden"]
     ) -> Float[Tensor, "*tokens width"]:
         """Return the student's vectors in the teacher's width."""
-        return _wide(self.projections[name](vectors) if name in self.projections else vectors)
+        return widened(self.projections[name](vectors) if name in self.projections else vectors)
 
 
 def attention_error(students: Scores, teachers: Scores, rows: RowLayout) -> Float[Tensor, ""]:
@@ -236,7 +236,7 @@ def attention_error(students: Scores, teachers: Scores, rows: RowLayout) -> Floa
     # Blocks of (b, H, s, s).
     for student, teacher, mask in zip(students, teachers, rows.masks(), strict=True):
         unseen = student.isneginf() | teacher.isneginf()
-        gaps = _wide(student).masked_fill(unseen, 0.0) - _wide(teacher).masked_fill(unseen, 0.0)
+        gaps = widened(student).masked_fill(unseen, 0.0) - widened(teacher).masked_fill(unseen, 0.0)
         keys = unseen.logical_not().sum((1, 3))  # (b, s), of all heads
         errors = gaps.square().sum((1, 3)) / keys.clamp(min=1)
         totals.append((errors if mask is None else errors.masked_fill(~mask, 0.0)).sum())
@@ -303,10 +303,6 @@ def with_layers(
             )
         moved |= {f"{_LAYERS}{place}.{name}": value for name, value in weights.items()}
     return student, moved
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _real_tokens(batch: Batch) -> int:

@@ -21,6 +21,7 @@ from bert_core.objectives.base import (
     Objective,
     cross_entropy,
     soft_cross_entropy,
+    widened,
 )
 from bert_core.objectives.graph_scores import VECTORS
 
@@ -427,7 +428,7 @@ def _cosines(vectors: Float[Tensor, "items width"], texts: Compared) -> Float[Te
 
 def _means(hidden: Float[Tensor, "tokens hidden"], batch: Batch) -> Float[Tensor, "items hidden"]:
     """Return the mean of each run; `hidden` has the tokens of all runs, run after run."""
-    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    wide = widened(hidden)
     lengths = batch["vector_ends"] - batch["vector_starts"]
     return torch.segment_reduce(wide, "mean", lengths=lengths)
 

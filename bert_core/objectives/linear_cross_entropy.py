@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from bert_core.objectives.base import LossPart
+from bert_core.objectives.base import LossPart, widened
 
 CHUNK_BYTES = {
     "cpu": 48 << 20
@@ -48,7 +48,7 @@ def linear_sample(
     chosen = [draws.new_empty((0, 1), dtype=torch.long)]
     for chunk, marks in zip(rows.split(size), draws.split(size), strict=True):
         scores = functional.linear(chunk, weight, bias)
-        shares = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
+        shares = widened(scores).softmax(-1)
         sums = shares.cumsum(-1, dtype=draws.dtype)  # the last is 1, up to rounding
         chosen.append(torch.searchsorted(sums, sums[:, -1:] * marks[:, None], right=True))
     return torch.cat(chosen)[:, 0].clamp_(max=len(weight) - 1)

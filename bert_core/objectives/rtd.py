@@ -13,7 +13,7 @@ from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.heads import DetectionHead
 from bert_core.model.sharing import share_embeddings, share_words
-from bert_core.objectives.base import Batch, LossPart, Objective, ObjectiveModel
+from bert_core.objectives.base import Batch, LossPart, Objective, ObjectiveModel, widened
 from bert_core.objectives.linear_cross_entropy import linear_sample
 from bert_core.objectives.mlm import MaskedLanguageModeling
 
@@ -132,7 +132,7 @@ class ReplacedTokenDetection(Objective):
         places = self.places(batch)
         replaced = batch["replaced"].flatten()
         replaced = replaced if places is None else replaced[places]
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        wide = widened(logits)
         total = functional.binary_cross_entropy_with_logits(
             wide, replaced.to(wide.dtype), reduction="sum"
         )

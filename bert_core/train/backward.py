@@ -103,16 +103,18 @@ class _Passes:
         return range(len(self.micro_batches))
 
     def parts(self, number: int, model: nn.Module | None = None) -> Parts:
-        device = next(self.whole.parameters()).device
-        batch = {
-            name: tensor.to(device, non_blocking=True)
-            for name, tensor in self.micro_batches[number].items()
-        }
         # Dropout depends only on the position in the run, not on what ran before: a resumed run
         # draws what an uninterrupted one draws, and no generator state needs saving.
         torch.manual_seed(_dropout_seed(self.config.seed, self.index, self.rank, number))
-        with autocast(device, self.config):
-            return (model or self.model)(batch)
+        device = next(self.whole.parameters()).device
+        return parts_of(model or self.model, self.micro_batches[number], device, self.config)
+
+
+def parts_of(model: nn.Module, batch: Batch, device: torch.device, config: LoopConfig) -> Parts:
+    """Return the loss parts of a batch, which is moved to the model's device."""
+    moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    with autocast(device, config):
+        return model(moved)
 
 
 def _scales(model: ObjectiveModel, divisors: Mapping[str, float]) -> dict[str, float]:

@@ -23,9 +23,9 @@ from bert_core.data.windows import Window
 from bert_core.errors import RaybertError
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.torch_scores import scores_of
-from bert_core.train.backward import added, autocast, backward
+from bert_core.train.backward import added, backward, parts_of
 from bert_core.train.config import LoopConfig
-from bert_core.train.joint import Parts, joint_parts, local_parts, whole_losses
+from bert_core.train.joint import joint_parts, local_parts, whole_losses
 from bert_core.train.parallel import (
     from_rank_0,
     gathered,
@@ -271,7 +271,7 @@ def evaluate(
     model.eval()
     with gathered(model):
         for micro_batches in batches:
-            every = [_parts_of(model, batch, device, config) for batch in micro_batches]
+            every = [parts_of(model, batch, device, config) for batch in micro_batches]
             whole = whole_losses([joint_parts(parts) for parts in every])
             for name, divisor in added(map(model.divisors, micro_batches)).items():
                 totals.add(f"{name}/divisor", divisor)
@@ -283,13 +283,6 @@ def evaluate(
                         totals.add(f"{name}/correct", part.correct)
     model.train()
     return totals.means()
-
-
-def _parts_of(
-    model: ObjectiveModel, batch: Batch, device: torch.device, config: LoopConfig
-) -> Parts:
-    with autocast(device, config):
-        return model({key: value.to(device) for key, value in batch.items()})
 
 
 def evaluation_scores(

@@ -62,23 +62,26 @@ class LabelledRank:
     def batches(self, split: str, seed: int) -> RankBatches:
         """Return the batches of a set, with its rows in the seed's order."""
         windows, joint = self.sets[split].windows, self.task.joint
-        order: Order = GlobalOrder([len(windows)], seed=seed)
-        if split == TRAIN:
-            order = class_order(self.config.classes, self.task, windows, seed)
-        if (key := self.task.kept_together) is not None:
-            groups = np.concatenate([window.labels[key] for window in windows])
-            order = GroupedOrder(groups, seed=seed)
         # Rows with one loss are measured in batches as large as those that they are trained in.
         trained = split == TRAIN or joint
         return RankBatches(
             source=WindowSource(windows, self.pad_id, self.packed_from),
-            order=order,
+            order=self._order(split, seed),
             global_batch_size=self.config.batch_size if trained else self._measured_rows,
             micro_batch_tokens=self.config.micro_batch_tokens,
             rank=self.place.rank,
             world_size=self.place.world_size,
             joint=joint,
         )
+
+    def _order(self, split: str, seed: int) -> Order:
+        windows = self.sets[split].windows
+        if (key := self.task.kept_together) is not None:
+            groups = np.concatenate([window.labels[key] for window in windows])
+            return GroupedOrder(groups, seed=seed)
+        if split == TRAIN:
+            return class_order(self.config.classes, self.task, windows, seed)
+        return GlobalOrder([len(windows)], seed=seed)
 
     def measure(self, split: str, loop: LoopConfig, model: ObjectiveModel) -> dict[str, float]:
         """Return the loss of each part, and the task's metrics under `TASK`. Collective."""
