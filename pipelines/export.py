@@ -156,7 +156,8 @@ def run(config: ExportConfig) -> Manifest:
 def adapter_input(folder: str) -> DatasetInput:
     """Return an adapter as an input. Raises: ConfigError if there is no such folder; FormatError if
     it cannot be read."""
-    from bert_core.bundle.adapters import CONFIG, read_adapter
+    from bert_core.bundle.adapter_layout import CONFIG
+    from bert_core.bundle.adapters import read_adapter
 
     if not Path(folder, CONFIG).is_file():
         raise ConfigError(

@@ -17,7 +17,8 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from bert_core.bundle.adapters import CONFIG, PICKLE, WEIGHTS, merged, read_adapter
+from bert_core.bundle.adapter_layout import CONFIG, PICKLE, WEIGHTS
+from bert_core.bundle.adapters import merged, read_adapter
 from bert_core.bundle.format import load_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.errors import FormatError
