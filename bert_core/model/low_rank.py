@@ -34,9 +34,9 @@ class Adapted(nn.Module):
         self.base = base.requires_grad_(False)
         self.parts, self.rank, self.scale = tuple(parts), rank, scale
         self.dropout = Dropout(dropout)
-        on = {"device": weight.device, "dtype": weight.dtype}
-        self.lora_a = nn.Parameter(torch.empty(sum(parts) * rank, inputs, **on))
-        self.lora_b = nn.Parameter(torch.zeros(sum(parts) * (outputs // len(parts)), rank, **on))
+        rows = sum(parts) * (outputs // len(parts))
+        self.lora_a = nn.Parameter(weight.new_empty(sum(parts) * rank, inputs))
+        self.lora_b = nn.Parameter(weight.new_zeros(rows, rank))
         nn.init.uniform_(self.lora_a, -(inputs**-0.5), inputs**-0.5)
 
     def forward(self, hidden: Float[Tensor, "*tokens inputs"]) -> Float[Tensor, "*tokens outputs"]:
