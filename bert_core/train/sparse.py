@@ -78,6 +78,7 @@ def sparse_gradients(model: ObjectiveModel, *, on: bool) -> Iterator[SparseGradi
         table
         for table in {encoder.embeddings.word_embeddings for encoder in model.encoders}
         if on
+        and table.weight.requires_grad  # else it is frozen
         and not parametrize.is_parametrized(table)
         and (not several or (model.reads_words and table.weight is model.word_embeddings))
     ]
