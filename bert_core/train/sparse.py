@@ -36,7 +36,11 @@ class SparseGradients:
             if gradient is not None and gradient.is_sparse and gradient._nnz() > len(weight):
                 weight.grad = gradient.coalesce()
 
-        return [table.weight.register_post_accumulate_grad_hook(bound) for table in self._tables]
+        return [
+            table.weight.register_post_accumulate_grad_hook(bound)
+            for table in self._tables
+            if table.weight.requires_grad  # frozen embeddings have no gradient
+        ]
 
     def gather(self) -> None:
         """Sum each row's gradients over all places where it was read, in place."""
