@@ -184,6 +184,21 @@ def _check_indexes(
 ) -> None:
     """Raise ConfigError unless the vectors of each index were made by a model that is served, one
     per text."""
+    indexed = {each.vectors.space.model for each in chain.from_iterable(records.values())}
+    for name, each in models.items():
+        compared = each.plan.candidate
+        if (
+            compared is not None
+            and compared.mode == "split"
+            and each.plan.source.digest in indexed
+            and compared.source.digest not in indexed
+        ):
+            raise ConfigError(
+                f"models.{name}.candidate: wanted a candidate whose vectors a served index has, "
+                f"since an index has those of {name}, got {str(compared.source.digest)[:12]}, "
+                "which would answer some searches: serve an index of its vectors too, or compare "
+                "in shadow mode"
+            )
     by_digest = {each.plan.source.digest: name for name, each in models.items()}
     for name, versions in records.items():
         made_by = [each.vectors.space.model for each in versions]

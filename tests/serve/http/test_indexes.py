@@ -312,6 +312,13 @@ def test_a_config_names_indexes_with_their_models(made: Served) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             find(ServeConfig(models={"vectors": str(made.models[0])}, indexes={"docs": folders}))
+    split = {"model": str(made.models[1]), "mode": "split"}
+    models = {"vectors": {"model": str(made.models[0]), "candidate": split}}
+    with pytest.raises(
+        ConfigError, match=r"models.vectors.candidate: wanted a candidate whose vec"
+    ):
+        find(ServeConfig(models=models, indexes={"docs": index}))
+    find(ServeConfig(models=models, indexes={"docs": [index, other]}))
     entries = json.loads((made.indexes[0] / "index.json").read_bytes())
     assert entries["vectors"]["query_prompt"] == "query"
 
