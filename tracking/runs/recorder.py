@@ -20,7 +20,7 @@ from bert_core.errors import RaybertError
 from bert_core.wording import without_secrets
 from tracking.runs.mirror import Mirror, fetch_newer, read_copy
 from tracking.runs.sender import FILES, Sender
-from tracking.runs.spool import METRICS, RUN, SENT, Run, Spool, await_release, read_run
+from tracking.runs.spool import METRICS, RUN, SENT, Note, Run, Spool, await_release, read_run
 from tracking.store.server import connect, settle_environment, without_password
 from tracking.store.server import tracking_uri as tracking_uri
 
@@ -162,16 +162,17 @@ class RunRecorder:
                     run_name=run_name or run.run_name,
                 )
             )
+        notes = []
         if params:
-            spool.enqueue("params", flatten(params))
+            notes.append(Note("params", flatten(params)))
         if tags:
             named = {_name(key): _shortened(value, TAG_CHARACTERS) for key, value in tags.items()}
-            spool.enqueue("tags", named)
+            notes.append(Note("tags", named))
         if datasets := [asdict(dataset) for dataset in inputs]:
             for dataset in datasets:
                 dataset["digest"] = dataset["digest"][:DIGEST_CHARACTERS]
-            spool.enqueue("inputs", datasets)
-        spool.enqueue("status", "RUNNING")
+            notes.append(Note("inputs", datasets))
+        spool.enqueue(*notes, Note("status", "RUNNING"))
 
     @property
     def run_id(self) -> str | None:
@@ -203,14 +204,14 @@ class RunRecorder:
         if path.is_relative_to(folder):
             path = path.relative_to(folder)  # the folder has another path on another host
         try:
-            self._spool.enqueue("artifact", [str(path), artifact_path])
+            self._spool.enqueue(Note("artifact", [str(path), artifact_path]))
         except Exception as error:
             self._complain("artifact", f"{local_path} will not be in MLflow: {error}")
 
     def json_artifact(self, name: str, content: Mapping[str, Any]) -> None:
         """Attach a JSON file that need not be on disk. Like `record`, it never raises."""
         try:
-            self._spool.enqueue("json", [name, dict(content)])
+            self._spool.enqueue(Note("json", [name, dict(content)]))
         except Exception as error:
             self._complain(name, f"{name} will not be in MLflow: {error}")
 
@@ -228,7 +229,7 @@ class RunRecorder:
         """
         if status != "RUNNING":
             try:
-                self._spool.enqueue("status", status)
+                self._spool.enqueue(Note("status", status))
             except (OSError, RaybertError) as error:
                 self._complain("status", f"the status {status} of the run is not recorded: {error}")
         line = self._end(timeout_s)
@@ -309,7 +310,7 @@ def finish_run(
         return None  # how a run ended is sent last, after its records
     spool = Spool(Path(folder), run, None if copy is None else partial(fetch_newer, place=copy))
     if spool.run.status != "FINISHED":
-        spool.enqueue("status", "FINISHED")
+        spool.enqueue(Note("status", "FINISHED"))
     if not spool.has_unsent():
         spool.close()
         return None

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from bert_core.storage_schemes import SCHEMES
 from tracking.runs.spool import Note, NoteKind, Spool
-from tracking.store.server import connect, experiment_id, require_answer
+from tracking.store.server import client_of, experiment_id, refusals_told, require_answer
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -49,7 +49,10 @@ class Sender(threading.Thread):
         self._finishing = False
         self._abandoned = False
         self._reason: str | None = None
+        self._stored: StoredRun | None = None
+        """The run as MLflow had it when the connection was opened."""
         self._stored_steps: dict[str, int] = {}
+        self._has_tried = False
 
     def run(self) -> None:
         pause_s = 0.0
@@ -110,31 +113,58 @@ class Sender(threading.Thread):
         if self._client is not None:
             require_answer(self._uri)
         client = self._client = self._client or self._open_run()
-        run_id = self._spool.run.run_id
-        assert run_id is not None
+        run = self._stored
+        assert run is not None
         # Files are sent last, after what the run is, how it went and how it ended: they may go to
         # another store, whose failure must not hold up the rest.
         notes = self._spool.run.untold
-        self._send_notes(client, run_id, [n for n in notes if n.kind not in (*FILES, "status")])
-        self._send_records(client, run_id)
-        self._send_notes(client, run_id, [n for n in notes if n.kind == "status"])
-        self._send_notes(client, run_id, [n for n in notes if n.kind in FILES])
+        self._send_notes(client, run, [n for n in notes if n.kind not in (*FILES, "status")])
+        self._send_records(client, run.info.run_id)
+        self._send_notes(client, run, [n for n in notes if n.kind == "status"])
+        self._send_notes(client, run, [n for n in notes if n.kind in FILES])
 
     def _open_run(self) -> "MlflowClient":
         """Find the run that the spool belongs to, or create it."""
-        client = connect(self._uri)
-        run = self._spool.run
-        experiment = experiment_id(client, self._uri, run.experiment)
-        stored = _find_run(client, experiment, run.run_id, run.key)
-        if stored is None:
-            if run.run_id is not None:
-                logger.warning("MLflow has lost the run of %s: it gets a new one", run.run_name)
-                self._spool.mark_all_unsent()
-            stored = client.create_run(experiment, run_name=run.run_name, tags={KEY_TAG: run.key})
+        client = client_of(self._uri)
+        with refusals_told(self._uri):
+            stored = self._stored = self._find_run(client) or self._create_run(client)
         self._stored_steps = {each.key: each.step for each in stored.to_proto().data.metrics}
+        run = self._spool.run
         if (stored.info.experiment_id, stored.info.run_id) != (run.experiment_id, run.run_id):
             self._spool.belongs_to(stored.info.experiment_id, stored.info.run_id)
         return client
+
+    def _find_run(self, client: "MlflowClient") -> "StoredRun | None":
+        """Return the run with its newest metrics; None if its id is not known yet, or it does not
+        exist or was deleted."""
+        from mlflow.exceptions import MlflowException
+
+        run = self._spool.run
+        if run.run_id is None:
+            return None
+        try:
+            stored = client.get_run(run.run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+        else:
+            if stored.info.lifecycle_stage == "active":
+                return stored
+        logger.warning("MLflow has lost the run of %s: it gets a new one", run.run_name)
+        self._spool.mark_all_unsent()
+        return None
+
+    def _create_run(self, client: "MlflowClient") -> "StoredRun":
+        """Create the run, unless it was created before and the answer got lost."""
+        run = self._spool.run
+        experiment = experiment_id(client, self._uri, run.experiment)
+        is_first_try = run.session == 1 and not self._has_tried
+        self._has_tried = True
+        if run.run_id is None and not is_first_try:
+            by_key = f"tags.`{KEY_TAG}` = '{run.key}'"
+            if runs := client.search_runs([experiment], by_key, max_results=1):
+                return runs[0]
+        return client.create_run(experiment, run_name=run.run_name, tags={KEY_TAG: run.key})
 
     def _send_records(self, client: "MlflowClient", run_id: str) -> None:
         from mlflow.entities import Metric
@@ -150,50 +180,37 @@ class Sender(threading.Thread):
                 client.log_batch(run_id, metrics=metrics[start : start + BATCH_METRICS])
             self._spool.mark_sent(batch)
 
-    def _send_notes(self, client: "MlflowClient", run_id: str, notes: Sequence[Note]) -> None:
-        for note in notes:
-            if not self._abandoned:
-                self._send_note(client, run_id, note)
+    def _send_notes(self, client: "MlflowClient", run: "StoredRun", notes: Sequence[Note]) -> None:
+        received = []
+        try:
+            for note in notes:
+                if not self._abandoned:
+                    self._send_note(client, run, note)
+                    received.append(note)
+        finally:
+            if received:
+                self._spool.mark_received(received)
 
-    def _send_note(self, client: "MlflowClient", run_id: str, note: Note) -> None:
+    def _send_note(self, client: "MlflowClient", run: "StoredRun", note: Note) -> None:
         from mlflow.exceptions import MlflowException
 
         value = note.value
         if note.kind == "artifact":
             value = [str(self._spool.folder / value[0]), value[1]]
         try:
-            _SENDERS[note.kind](client, run_id, value)
+            _SENDERS[note.kind](client, run, value)
         except MlflowException as error:
             if error.get_http_status_code() != 400:
                 raise
             # MLflow would refuse it every time, and it must not hold up the rest.
-            logger.warning("MLflow refuses the %s of run %s: %s", note.kind, run_id, error)
-        self._spool.mark_received(note)
+            logger.warning("MLflow refuses the %s of run %s: %s", note.kind, run.info.run_id, error)
 
 
-def _find_run(
-    client: "MlflowClient", experiment: str, run_id: str | None, key: str
-) -> "StoredRun | None":
-    """Return the run with its newest metrics; None if it does not exist or was deleted."""
-    from mlflow.exceptions import MlflowException
-
-    if run_id is None:
-        runs = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
-        return runs[0] if runs else None
-    try:
-        run = client.get_run(run_id)
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return None
-        raise
-    return run if run.info.lifecycle_stage == "active" else None
-
-
-def _send_params(client: "MlflowClient", run_id: str, params: dict[str, str]) -> None:
+def _send_params(client: "MlflowClient", run: "StoredRun", params: dict[str, str]) -> None:
     """Send params. MLflow keeps the first value of a param; a different value now becomes a tag."""
     from mlflow.entities import Param, RunTag
 
-    stored = client.get_run(run_id).data.params
+    stored = run.data.params
     new = [Param(key, value) for key, value in params.items() if key not in stored]
     changed = [
         RunTag(f"{RESTART_TAG}{key}", value)
@@ -202,16 +219,16 @@ def _send_params(client: "MlflowClient", run_id: str, params: dict[str, str]) ->
     ]
     for start in range(0, max(len(new), len(changed)), BATCH_PARAMS):
         batch = slice(start, start + BATCH_PARAMS)
-        client.log_batch(run_id, params=new[batch], tags=changed[batch])
+        client.log_batch(run.info.run_id, params=new[batch], tags=changed[batch])
 
 
-def _send_tags(client: "MlflowClient", run_id: str, tags: dict[str, str]) -> None:
+def _send_tags(client: "MlflowClient", run: "StoredRun", tags: dict[str, str]) -> None:
     from mlflow.entities import RunTag
 
-    client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+    client.log_batch(run.info.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
 
-def _send_inputs(client: "MlflowClient", run_id: str, inputs: list[dict[str, str]]) -> None:
+def _send_inputs(client: "MlflowClient", run: "StoredRun", inputs: list[dict[str, str]]) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     datasets = []
@@ -221,7 +238,7 @@ def _send_inputs(client: "MlflowClient", run_id: str, inputs: list[dict[str, str
         source = {"tags": {"source": data["source"]}} if kind == "code" else {"uri": data["source"]}
         dataset = Dataset(data["name"], data["digest"], kind, json.dumps(source))
         datasets.append(DatasetInput(dataset, [InputTag("mlflow.data.context", data["context"])]))
-    client.log_inputs(run_id, datasets)
+    client.log_inputs(run.info.run_id, datasets)
 
 
 def _source_type(source: str) -> str:
@@ -236,31 +253,32 @@ def _source_type(source: str) -> str:
     return scheme if scheme in types and scheme in (*SCHEMES, "hdfs") else "code"
 
 
-def _send_artifact(client: "MlflowClient", run_id: str, value: list[str | None]) -> None:
+def _send_artifact(client: "MlflowClient", run: "StoredRun", value: list[str | None]) -> None:
     local_path, artifact_path = value
     assert local_path is not None
     path = Path(local_path)
     if path.is_dir():
-        client.log_artifacts(run_id, local_path, artifact_path)
+        client.log_artifacts(run.info.run_id, local_path, artifact_path)
     elif path.exists():
-        client.log_artifact(run_id, local_path, artifact_path)
+        client.log_artifact(run.info.run_id, local_path, artifact_path)
     else:
         logger.warning("%s is gone and cannot be sent to MLflow", path)
 
 
-def _send_json(client: "MlflowClient", run_id: str, value: list[Any]) -> None:
+def _send_json(client: "MlflowClient", run: "StoredRun", value: list[Any]) -> None:
     name, content = value
-    client.log_dict(run_id, content, name)
+    client.log_dict(run.info.run_id, content, name)
 
 
-def _send_status(client: "MlflowClient", run_id: str, status: str) -> None:
+def _send_status(client: "MlflowClient", run: "StoredRun", status: str) -> None:
     if status == "RUNNING":
-        client.update_run(run_id, status=status)
+        if run.info.status != status:  # it was ended, and goes on
+            client.update_run(run.info.run_id, status=status)
     else:
-        client.set_terminated(run_id, status)
+        client.set_terminated(run.info.run_id, status)
 
 
-_SENDERS: dict[NoteKind, Callable[["MlflowClient", str, Any], None]] = {
+_SENDERS: dict[NoteKind, Callable[["MlflowClient", "StoredRun", Any], None]] = {
     "params": _send_params,
     "tags": _send_tags,
     "inputs": _send_inputs,

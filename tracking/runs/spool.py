@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from io import FileIO
 from pathlib import Path
@@ -220,22 +220,21 @@ class Spool:
         with self._lock:
             self._save(replace(self._run, experiment_id=experiment_id, run_id=run_id))
 
-    def enqueue(self, kind: NoteKind, value: Any) -> None:
-        """Queue something to send to MLflow. A status replaces an earlier one."""
+    def enqueue(self, *notes: Note) -> None:
+        """Queue what to send to MLflow, with one write. A status replaces an earlier one."""
         with self._lock:
-            new = Note(kind, value)
-            waiting = [
-                note
-                for note in self._run.untold
-                if note != new and not note.kind == kind == "status"
-            ]
-            status = value if kind == "status" else self._run.status
-            self._save(replace(self._run, status=status, untold=(*waiting, new)))
+            status, waiting = self._run.status, list(self._run.untold)
+            for new in notes:
+                if new.kind == "status":
+                    status = new.value
+                    waiting = [note for note in waiting if note.kind != "status"]
+                waiting = [*(note for note in waiting if note != new), new]
+            self._save(replace(self._run, status=status, untold=tuple(waiting)))
 
-    def mark_received(self, received: Note) -> None:
-        """Note that MLflow has received this."""
+    def mark_received(self, received: Sequence[Note]) -> None:
+        """Note that MLflow has received these."""
         with self._lock:
-            waiting = tuple(note for note in self._run.untold if note != received)
+            waiting = tuple(note for note in self._run.untold if note not in received)
             self._save(replace(self._run, untold=waiting))
 
     def close(self) -> None:

@@ -115,6 +115,16 @@ def connect(uri: str) -> "MlflowClient":
     Raises: ResourceError if a server does not answer, a database needs parts of MLflow that are not
         installed, or the database cannot be opened.
     """
+    client = client_of(uri)
+    if is_database(uri):
+        with refusals_told(uri):
+            client.search_experiments(max_results=1)
+    return client
+
+
+def client_of(uri: str) -> "MlflowClient":
+    """Do the same as `connect`, but leave it to the first query to open the database: for a caller
+    that asks at once, inside `refusals_told`."""
     settle_environment()
     require_answer(uri)
     if is_database(uri) and find_spec("sqlalchemy") is None:
@@ -128,10 +138,7 @@ def connect(uri: str) -> "MlflowClient":
     from mlflow import MlflowClient
 
     with refusals_told(uri):
-        client = MlflowClient(tracking_uri=uri)
-        if is_database(uri):
-            client.search_experiments(max_results=1)
-    return client
+        return MlflowClient(tracking_uri=uri)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 
 from bert_core.errors import FormatError
 from tracking.runs.recorder import DatasetInput, RunRecorder, finish_run, flatten
-from tracking.runs.spool import METRICS, Spool
+from tracking.runs.spool import METRICS, RUN, Spool
 from tracking.store.ports import free_ports
 from tracking.store.server import connect
 
@@ -188,6 +188,31 @@ def test_a_run_that_was_deleted_in_mlflow_is_recorded_anew(
     assert "MLflow has lost the run" in caplog.text
     run = run_of(store, experiment)
     assert history(store, run.info.run_id, "loss") == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_run_whose_id_was_not_noted_is_found_again(
+    tmp_path: Path, store: str, experiment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same process as it retries, and by the next one."""
+    monkeypatch.setattr("tracking.runs.sender.SEND_EVERY_S", 0.1)
+    noted, lost = Spool.belongs_to, [OSError("the disk is full")]
+
+    def belongs_to(spool: Spool, *ids: str) -> None:
+        if lost:
+            raise lost.pop()
+        noted(spool, *ids)
+
+    monkeypatch.setattr(Spool, "belongs_to", belongs_to)
+    first = RunRecorder.open(tmp_path, uri=store, experiment=experiment)
+    first.record(1, {"loss": 1.0})
+    assert first.close("RUNNING") is None
+    assert not lost
+    assert first.run_id == run_of(store, experiment).info.run_id
+    kept = json.loads((tmp_path / RUN).read_text())
+    (tmp_path / RUN).write_text(json.dumps(kept | {"run_id": None}))
+    second = RunRecorder.open(tmp_path, uri=store)
+    second.close()
+    assert second.run_id == first.run_id == run_of(store, experiment).info.run_id
 
 
 def test_another_experiment_gets_a_run_with_all_records(

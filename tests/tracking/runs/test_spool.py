@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bert_core import files
 from bert_core.errors import FormatError, ResourceError
 from tracking.runs.spool import FORMAT_VERSION, METRICS, RUN, Note, Run, Spool, read_run
 
@@ -118,7 +119,7 @@ def test_a_closed_spool_changes_nothing_more(tmp_path: Path) -> None:
     late = open_spool(tmp_path)
     late.close()
     spool = open_spool(tmp_path)
-    spool.enqueue("status", "FINISHED")
+    spool.enqueue(Note("status", "FINISHED"))
     late.belongs_to("1", "another run")
     late.mark_all_unsent()
     kept = read_run(tmp_path)
@@ -128,12 +129,34 @@ def test_a_closed_spool_changes_nothing_more(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_notes_that_come_or_go_together_are_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = open_spool(tmp_path)
+    writes: list[str] = []
+
+    def write_json(path: str, content: Any) -> None:
+        writes.append(path)
+        files.write_json(path, content)
+
+    monkeypatch.setattr("tracking.runs.spool.write_json", write_json)
+    notes = [Note("tags", {"a": "b"}), Note("params", {"c": "d"}), Note("status", "RUNNING")]
+    spool.enqueue(*notes)
+    kept = read_run(tmp_path)
+    assert kept is not None
+    assert kept.untold == tuple(notes)
+    spool.mark_received(notes[:2])
+    assert spool.run.untold == tuple(notes[2:])
+    assert writes == [str(tmp_path / RUN)] * 2
+    spool.close()
+
+
 def test_a_later_status_replaces_an_earlier_one(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
-    spool.enqueue("status", "RUNNING")
-    spool.enqueue("tags", {"a": "b"})
-    spool.enqueue("tags", {"a": "b"})
-    spool.enqueue("status", "FINISHED")
+    spool.enqueue(Note("status", "RUNNING"))
+    spool.enqueue(Note("tags", {"a": "b"}))
+    spool.enqueue(Note("tags", {"a": "b"}))
+    spool.enqueue(Note("status", "FINISHED"))
     assert [(note.kind, note.value) for note in spool.run.untold] == [
         ("tags", {"a": "b"}),
         ("status", "FINISHED"),
@@ -167,10 +190,10 @@ def test_the_version_before_can_go_on_unless_a_json_file_waits(tmp_path: Path) -
     assert (spool.run.run_name, spool.run.run_id) == ("pretrain wiki", "1")
     assert spool.run.untold == (Note("tags", {"stage": "pretrain"}),)
     assert stored() == json.loads(FORMAT_2) | {"session": 3}
-    spool.enqueue("json", ["manifest.json", {"rows": 3}])
+    spool.enqueue(Note("json", ["manifest.json", {"rows": 3}]))
     assert stored()["format_version"] == 3
     assert read_run(tmp_path) == spool.run
-    spool.mark_received(Note("json", ["manifest.json", {"rows": 3}]))
+    spool.mark_received([Note("json", ["manifest.json", {"rows": 3}])])
     assert stored() == json.loads(FORMAT_2) | {"session": 3}
     spool.close()
 
