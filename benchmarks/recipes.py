@@ -53,6 +53,13 @@ RECIPES = (
     Recipe(
         pretrain="scibert", vocab="scibert", prepare="scibert_128", more=("--then", "null")
     ),
+    Recipe(pretrain="electra_base", prepare="wikipedia_electra"),
+    Recipe(pretrain="mpnet_base", vocab="roberta", prepare="wikipedia_mpnet"),
+    Recipe(pretrain="xlmr_base", vocab="xlmr", prepare="xlmr"),
+    Recipe(
+        pretrain="modernbert_base", vocab="modernbert", prepare="modernbert_1024",
+        more=("--batch_warmup", "null"),
+    ),
     Recipe(pretrain="biobert", prepare="biobert", more=("--sizes_of", "null"), parent="bert"),
 )  # fmt: skip
 BERT = Recipe(pretrain=None)

@@ -233,6 +233,10 @@ PARTS = {
     "deberta_base": {"mlm"},
     "deberta_v3_base": {"mlm", "rtd"},
     "scibert": {"mlm", "nsp"},
+    "electra_base": {"mlm", "rtd"},
+    "mpnet_base": {"mlm"},
+    "xlmr_base": {"mlm"},
+    "modernbert_base": {"mlm"},
     "biobert": {"mlm", "nsp"},
 }
 
