@@ -105,6 +105,8 @@ class Backend(ABC):
             return np.split(logits, ends[:-1])
         if logits.ndim == 3:  # scores of every token, padding included
             return [row[: window.tokens] for row, window in zip(logits, windows, strict=True)]
+        if len(logits) > len(windows):  # scores of every sequence
+            return np.split(logits, np.cumsum([len(window.ids) for window in windows])[:-1])
         return list(logits)
 
     def computed_tokens(self, windows: Sequence[Window]) -> int:

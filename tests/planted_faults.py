@@ -132,7 +132,7 @@ FAULTS = (
     _fault(
         "negatives",
         "A copy of a row's own text counts as a negative.",
-        "bert_core/objectives/embedding.py",
+        "bert_core/objectives/vector_losses.py",
         "keys = (anchors.repeat(2) * many + torch.cat([compared[texts.targets], own])).unique()",
         "keys = (anchors * many + compared[texts.targets]).unique()",
         "tests/bert_core/tasks/test_feature_extraction.py"

@@ -261,7 +261,7 @@ def _task_of(
     if not options:
         return task
     shares_head = usual in task.shares_head_with and bundle.task is not None
-    if task.trainable and not task.headless and not shares_head:
+    if task.trainable and not (task.headless or task.pretrained or shares_head):
         raise ConfigError(
             f"options: wanted none, since a model for {task.name} keeps those that it was "
             f"trained with, got {', '.join(options)}: leave them out"

@@ -7,7 +7,7 @@ IGNORE = -100
 """Label of a token that is scored but not in the loss, because none of the model's labels is right
 for it."""
 VectorLoss = Literal["contrastive", "cosine", "kl", "margin_mse"]
-"""Losses of `embedding.LOSSES`."""
+"""Losses of `vector_losses.LOSSES`."""
 ListLoss = Literal["listnet", "lambda"]
 """Losses of `listwise.LOSSES`."""
 EntryPooling = Literal["max", "sum"]

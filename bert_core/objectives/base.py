@@ -86,7 +86,10 @@ class Objective(nn.Module, ABC):
     """One part of the loss: owns its head and knows where its labels are in the batch."""
 
     name: ClassVar[str]
-    """Key of its loss part, weights and metrics."""
+    """Key of its weights and scores, and of its loss part and metrics, unless those have
+    `part_name`."""
+    part_name: ClassVar[str] = ""
+    """Key of its loss part and metrics, if its head is another objective's."""
     needs_pooler: ClassVar[bool]
     """Whether its head reads the pooled vector."""
     label_key: ClassVar[str]
@@ -116,6 +119,11 @@ class Objective(nn.Module, ABC):
     """Weight of its part in the total loss."""
 
     @property
+    def key(self) -> str:
+        """Return the key of its loss part."""
+        return self.part_name or self.name
+
+    @property
     def item_weights(self) -> int:
         """Return the number of weights of the head's matrix products that each item passes through,
         a tied decoder's included; 0 if negligible."""
@@ -128,6 +136,13 @@ class Objective(nn.Module, ABC):
         """Return the models that the objective owns and trains, with loss parts of their own, by
         name; each is saved as a bundle in a folder of that name."""
         return {}
+
+    def begin_step(self, progress: float) -> None:
+        """Prepare for a training step, for losses that change in the course of the training.
+
+        Args:
+            progress: the share of the steps that are done.
+        """
 
     def shown(self, batch: Batch) -> tuple[Batch, dict[str, LossPart]]:
         """Return the batch as the encoder sees it, and the loss parts of the submodels."""
@@ -260,7 +275,7 @@ class ObjectiveModel(nn.Module):
         self.encoder = Encoder(
             encoder_config, pooler=any(objective.needs_pooler for objective in objectives)
         )
-        names = [part.name for part in _with_submodels(objectives)]
+        names = [part.key for part in _with_submodels(objectives)]
         if len(set(names)) < len(names):
             raise ConfigError(
                 f"objectives: wanted each part of the loss once, got {', '.join(names)}: "
@@ -270,7 +285,7 @@ class ObjectiveModel(nn.Module):
         self.frozen = bool(objectives) and not any(part.trains_encoder for part in objectives)
         """Whether the encoder is frozen: no gradient and no dropout."""
         self.encoder.requires_grad_(not self.frozen)
-        self.weights: Mapping[str, float] = {part.name: part.weight for part in self._all_parts}
+        self.weights: Mapping[str, float] = {part.key: part.weight for part in self._all_parts}
         """Weight of each part in the loss; 1 if not listed."""
         for objective in objectives:
             objective.attach(self.encoder)
@@ -308,7 +323,12 @@ class ObjectiveModel(nn.Module):
             batch, others = objective.shown(batch)
             parts |= others
         words = self.word_embeddings
-        return parts | {part.name: part(read, batch, words) for part, read in self._encoded(batch)}
+        return parts | {part.key: part(read, batch, words) for part, read in self._encoded(batch)}
+
+    def begin_step(self, progress: float) -> None:
+        """Prepare all objectives for a training step (`Objective.begin_step`)."""
+        for part in self._all_parts:
+            part.begin_step(progress)
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
         """Return each objective's scores (items, classes), by name; needs no labels."""
@@ -351,11 +371,11 @@ class ObjectiveModel(nn.Module):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of items of each part in the batch, by name, without a forward pass."""
-        return {part.name: part.counts(batch) for part in self._all_parts}
+        return {part.key: part.counts(batch) for part in self._all_parts}
 
     def divisors(self, batch: Batch) -> dict[str, float]:
         """Return the `Objective.divisor` of each part for the batch, by name."""
-        return {part.name: part.divisor(batch) for part in self._all_parts}
+        return {part.key: part.divisor(batch) for part in self._all_parts}
 
     def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
         """Return the floating-point operations of training on a batch with rows of these lengths
@@ -377,7 +397,7 @@ class ObjectiveModel(nn.Module):
     @property
     def chooses(self) -> dict[str, bool]:
         """Return whether each part counts correct items, by name."""
-        return {part.name: part.chooses for part in self._all_parts}
+        return {part.key: part.chooses for part in self._all_parts}
 
     @property
     def joint(self) -> bool:

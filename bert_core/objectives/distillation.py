@@ -74,7 +74,7 @@ class Distillation(ObjectiveModel):
         self._matched = [name for name in MATCHED if name in counted]
         self._temperature = temperature
         for objective in self._parts if HARD in counted else ():
-            counted = {objective.name: counted.pop(HARD)} | counted
+            counted = {objective.key: counted.pop(HARD)} | counted
         self.weights = counted
         if self._matched:
             self.frozen = False
@@ -176,8 +176,8 @@ class Distillation(ObjectiveModel):
             return
         (objective,) = self._parts
         scores = self._scores(self, student, batch)
-        if objective.name in self.weights:
-            yield objective.name, objective.part_of((scores,), batch, objective.part)
+        if objective.key in self.weights:
+            yield objective.key, objective.part_of((scores,), batch, objective.part)
         if SOFT in self.weights:
             with torch.no_grad():
                 targets = self._scores(self.teacher, teacher, batch)

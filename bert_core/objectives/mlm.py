@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import MaskedLanguageModelHead
-from bert_core.objectives.base import Batch, LossPart, Objective
+from bert_core.objectives.base import Batch, JointPart, LossPart, Objective
 from bert_core.objectives.graph_scores import MASKED_WORDS, GraphScores
 from bert_core.objectives.linear_cross_entropy import linear_cross_entropy
 
@@ -45,6 +45,6 @@ class MaskedLanguageModeling(Objective):
 
     def forward(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
-    ) -> LossPart:
+    ) -> LossPart | JointPart:
         rows = self.head.transform(self.rows(encoded, batch))
         return linear_cross_entropy(rows, word_embeddings, self.head.bias, batch[self.label_key])

@@ -53,21 +53,13 @@ from bert_core.tasks.modules import (
 )
 from bert_core.tasks.searching import Searching
 from bert_core.tasks.shapes import Row
-from bert_core.tasks.texts import TextInput, numbers_of
+from bert_core.tasks.texts import TextInput
+from bert_core.tasks.vector_rows import RowKind, kind_of, labels_of, loss_of
 
 if TYPE_CHECKING:
     from bert_core.objectives.embedding import Embedding
 
 POOLING = "1_Pooling/config.json"
-RowKind = Literal["", "score", "scores"]
-"""What rows have besides texts: a score of their pair, or a teacher's scores of all texts."""
-_WORDS: Mapping[RowKind, str] = {"": "none", "score": "a score", "scores": "a teacher's scores"}
-_LOSSES: Mapping[RowKind, tuple[VectorLoss, ...]] = {
-    "": ("contrastive",),
-    "score": ("cosine",),
-    "scores": ("kl", "margin_mse"),
-}
-"""The losses for each kind of rows, the default first."""
 _OF_OTHERS: Mapping[VectorLoss, tuple[str, ...]] = {
     "contrastive": ("highest_score",),
     "cosine": ("temperature",),
@@ -216,21 +208,8 @@ class FeatureExtraction(Task, SentenceTransformer, Searching):
     def from_rows(
         cls, rows: Sequence[Row], options: FeatureExtractionOptions | None = None
     ) -> "FeatureExtraction":
-        chosen, kind = options or cls.options(), _kind_of(rows)
-        loss = chosen.loss if chosen.loss in _LOSSES[kind] else _LOSSES[kind][0]
-        for name in _OF_OTHERS[loss]:
-            if getattr(chosen, name) != getattr(cls.options(), name):
-                raise ConfigError(
-                    f"options.{name}: wanted none with the loss {loss}, which the rows are for and "
-                    f"which does not use it, got {getattr(chosen, name)}: leave it out"
-                )
-        if chosen.loss not in (None, loss):
-            has = f"have {_WORDS[kind]}" if kind else "have no score"
-            raise CorpusError(
-                f"training rows: wanted rows for the loss {chosen.loss}, got rows that {has}, "
-                f"which are for {' or '.join(_LOSSES[kind])}: leave the option out, or give other "
-                "rows"
-            )
+        chosen = options or cls.options()
+        loss = loss_of(_kind_of(rows), chosen, cls.options(), _OF_OTHERS)
         highest = chosen.highest_score
         if loss == "cosine" and highest is None:
             highest = float(max(row["score"] for row in rows))
@@ -352,7 +331,7 @@ class FeatureExtraction(Task, SentenceTransformer, Searching):
         sequences = iter(sequences_of(tokenizer, all_texts, limit, parameters, before))
         labels: Iterator[dict[str, np.ndarray]] = iter(())
         if labelled:
-            labels = self._labels(rows, texts, all_texts)
+            labels = self._labels(rows)
         windows = []
         for number, row_texts in enumerate(texts):
             if parameters.per_token and len(row_texts) > 1:
@@ -382,25 +361,13 @@ class FeatureExtraction(Task, SentenceTransformer, Searching):
         ends = np.array([len(each) if mean else 1 for each in ids], dtype=np.int64)
         return {"vector_starts": np.zeros_like(ends), "vector_ends": ends}
 
-    def _labels(
-        self, rows: Sequence[Row], texts: Sequence[Sequence[str]], all_texts: Sequence[str]
-    ) -> Iterator[dict[str, np.ndarray]]:
-        """Yield for every row, for each of its texts, the similarity to the first text, or its
-        score by a teacher, and a number that identifies the text."""
+    def _labels(self, rows: Sequence[Row]) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the labels of every row. Raises: CorpusError naming a row that does not fit."""
         kind = _kind_of(rows)
         for number, row in enumerate(rows, 1):
             with numbered(number):
                 self.checked_row(row, self.chosen)
-        text_ids = numbers_of(all_texts)
-        ends = np.cumsum([len(row_texts) for row_texts in texts])
-        for row, row_ids in zip(rows, np.split(text_ids, ends[:-1]), strict=True):
-            similarities = np.zeros(len(row_ids), dtype=np.float32)
-            similarities[:2] = 1
-            if kind == "score":
-                similarities[1] = row["score"] / (self.chosen.highest_score or 1.0)
-            elif kind == "scores":
-                similarities[1:] = row["scores"]
-            yield {"similarities": similarities, "texts": row_ids}
+        yield from labels_of(rows, kind, self.chosen.highest_score)
 
     def decode(
         self,
@@ -531,22 +498,8 @@ def _metrics(columns: Columns) -> dict[str, float]:
 
 
 def _kind_of(rows: Sequence[Row]) -> RowKind:
-    """Return the kind of these rows. Raises: CorpusError if a row has no `text_pair`, does not fit,
-    or is of another kind than the first."""
-    check_pairs(rows)
-    kinds: list[RowKind] = [
-        "score" if row.get("score") is not None else "scores" if row.get("scores") else ""
-        for row in rows
-    ]
-    for number, (row, kind) in enumerate(zip(rows, kinds, strict=True), 1):
-        if kind != kinds[0]:
-            raise CorpusError(
-                f"row {number}: wanted {_WORDS[kind or kinds[0]]} in every row or in none, row 1 "
-                f"has {_WORDS[kinds[0]]}: use separate files for the two kinds"
-            )
-        with numbered(number):
-            FeatureExtraction.checked_row(row)
-    return kinds[0]
+    """Return the kind of these rows. Raises: CorpusError as `kind_of` does."""
+    return kind_of(rows, FeatureExtraction.checked_row)
 
 
 def base64_of(vector: Float[np.ndarray, "size"]) -> str:

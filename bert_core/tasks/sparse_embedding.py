@@ -1,16 +1,23 @@
 """Sparse vectors for search by words: a weight per entry of the vocabulary (SPLADE, Formal et al.
 2021)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float
 
-from bert_core.checks import PositiveInt, Range, check_fields
+from bert_core.checks import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    ShareBelowOne,
+    check_fields,
+)
 from bert_core.data.ragged import offsets_of
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
@@ -50,6 +57,7 @@ from bert_core.tasks.modules import (
 from bert_core.tasks.searching import Searching
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextInput
+from bert_core.tasks.vector_rows import kind_of, labels_of, loss_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -64,9 +72,19 @@ _TYPES = [
 _FIRST = ("Transformer", "MLMTransformer")
 
 
+SparseLoss = Literal["contrastive", "kl", "margin_mse"]
+QUERY_ENTRIES, PASSAGE_ENTRIES = "query_entries", "passage_entries"
+"""Columns and metrics: the entries of a vector that are not 0."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SparseEmbeddingOptions(TowerOptions):
-    """How a model turns the scores of tokens into a vector; sentence-transformers' names."""
+    """How a model turns the scores of tokens into a vector, by sentence-transformers' names, and
+    how it is trained to do so."""
+
+    free_names: ClassVar = frozenset(
+        {"loss", "temperature", "query_flops", "passage_flops", "flops_warmup", "max_length"}
+    )
 
     pooling: EntryPooling = "max"
     """Maximum or sum over all tokens, special ones included."""
@@ -74,6 +92,21 @@ class SparseEmbeddingOptions(TowerOptions):
     """Weight of a score: log(1 + ReLU(score)), or the logarithm twice."""
     max_length: Annotated[int, Range(least=3)] | None = None
     """Tokens at which texts are cut, if lower than the model's positions."""
+    loss: SparseLoss | None = None
+    """`contrastive`, for which the texts of the other rows of a batch, over all workers, are a
+    row's negatives; for rows with a teacher's scores `kl` (a row's texts as a list), or
+    `margin_mse` (differences from the `text_pair`). Detected from the rows; `kl` if they have
+    scores."""
+    temperature: PositiveFloat = 1.0
+    """Divisor of the products of vectors; a teacher's scores are not divided."""
+    query_flops: NonNegativeFloat = 5e-5
+    """Weight of what the entries of queries (`text`) cost: of the squares of their mean weights
+    over all rows of a batch (FLOPS; Paria et al. 2020). More gives sparser vectors."""
+    passage_flops: NonNegativeFloat = 3e-5
+    """The same for passages (`text_pair` and `negatives`)."""
+    flops_warmup: ShareBelowOne = 0.33
+    """Share of the training in which both weights rise, with the square of the step (Formal et al.
+    2021)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +121,10 @@ class SparseEmbeddingParameters(VectorParameters):
 
 
 class SparseEmbedding(Task, SentenceTransformer, Searching):
-    """Rows are `{"text": query, "text_pair": passage}`, with or without `negatives`."""
+    """Rows are `{"text": query, "text_pair": passage}`, with or without `negatives`.
+
+    A model for fill-mask is a good start, since its head is trained further.
+    """
 
     name = "sparse-embedding"
     objective = "mlm"
@@ -113,7 +149,6 @@ class SparseEmbedding(Task, SentenceTransformer, Searching):
     decide_space = ("pooling", "activation")
     is_sparse = True
     pipeline_tag = "feature-extraction"
-    trainable = False
     pretrained = True
     shares_head_with = ("fill-mask",)
     shared = ("text",)
@@ -126,6 +161,21 @@ class SparseEmbedding(Task, SentenceTransformer, Searching):
     }
 
     chosen: SparseEmbeddingOptions
+    joint = True
+
+    @classmethod
+    def from_rows(
+        cls, rows: Sequence[Row], options: SparseEmbeddingOptions | None = None
+    ) -> "SparseEmbedding":
+        chosen = options or cls.options()
+        loss = loss_of(kind_of(rows, cls.checked_row), chosen, cls.options(), {})
+        return cls(options=replace(chosen, loss=cast("SparseLoss", loss)))
+
+    @classmethod
+    def from_huggingface(
+        cls, entries: Mapping[str, Any], labels: list[str]
+    ) -> "SparseEmbedding | None":
+        return None  # nothing in a masked-word model says that it was trained for such vectors
 
     @classmethod
     def from_modules(cls, read: Read) -> "SparseEmbedding | None":
@@ -184,9 +234,21 @@ class SparseEmbedding(Task, SentenceTransformer, Searching):
         return row["text"]
 
     def build_objective(self, config: EncoderConfig) -> "Splade":
-        from bert_core.objectives.splade import Splade
+        from bert_core.objectives.splade import Flops, Splade
 
-        return Splade(config, self.chosen.pooling, self.chosen.activation)
+        chosen = self.chosen
+        return Splade(
+            config,
+            chosen.pooling,
+            chosen.activation,
+            chosen.loss or "contrastive",
+            chosen.temperature,
+            Flops(
+                queries=chosen.query_flops,
+                passages=chosen.passage_flops,
+                warmup=chosen.flops_warmup,
+            ),
+        )
 
     def encode(
         self,
@@ -197,7 +259,7 @@ class SparseEmbedding(Task, SentenceTransformer, Searching):
         labelled: bool = False,
         parameters: SparseEmbeddingParameters | None = None,
     ) -> list[Window]:
-        """Return a window for each text of each row."""
+        """Return a window for each row, with a sequence per text."""
         parameters = parameters or self.parameters(truncate=True)
         limit = min(max_length, self.chosen.max_length or max_length)
         texts = [texts_of(row) for row in rows]
@@ -205,39 +267,43 @@ class SparseEmbedding(Task, SentenceTransformer, Searching):
         prompts = [self.chosen.prompts_before(len(each), parameters.prompt_name) for each in texts]
         before = list(chain.from_iterable(prompts))
         sequences = iter(sequences_of(tokenizer, all_texts, limit, parameters, before))
+        labels: Iterator[dict[str, np.ndarray]] = iter(())
+        if labelled:
+            labels = labels_of(rows, kind_of(rows, self.checked_row))
         windows = []
         for number, (row, row_texts) in enumerate(zip(rows, texts, strict=True)):
-            all_ids, cuts = zip(*(next(sequences) for _ in row_texts), strict=True)
-            windows += [
-                Window(row=number, ids=(ids,), segment_b_start=(len(ids),), cuts=own)
-                for ids, own in zip(all_ids, named(row, cuts), strict=True)
-            ]
+            ids, cuts = zip(*(next(sequences) for _ in row_texts), strict=True)
+            windows.append(
+                Window(
+                    row=number,
+                    ids=ids,
+                    segment_b_start=tuple(map(len, ids)),
+                    labels=next(labels, {}),
+                    cuts=tuple(chain.from_iterable(named(row, cuts))),
+                )
+            )
         return windows
 
     def decode(
         self,
         rows: Sequence[Row],
         windows: Sequence[Window],
-        scores: Sequence[Float[np.ndarray, "vocab"]],
+        scores: Sequence[Float[np.ndarray, "*texts vocab"]],
         parameters: SparseEmbeddingParameters | None = None,
     ) -> list[list[Any]]:
         """Return the non-zero entries of each row's vector, by index; a list of vectors for rows of
         several texts."""
         top_k = None if parameters is None else parameters.top_k
-        remaining = iter(scores)
-        answers = []
-        for row in rows:
-            vectors = [_entries(next(remaining), top_k) for _ in texts_of(row)]
-            answers.append(vectors if len(vectors) > 1 else vectors[0])
-        return answers
+        every = [[_entries(each, top_k) for each in np.atleast_2d(own)] for own in scores]
+        return [vectors if len(vectors) > 1 else vectors[0] for vectors in every]
 
     def matrix(
-        self, windows: Sequence[Window], scores: Sequence[Float[np.ndarray, "vocab"]]
+        self, windows: Sequence[Window], scores: Sequence[Float[np.ndarray, "*texts vocab"]]
     ) -> "csr_array":
         """Return the vectors, whose products count the words that both texts have or imply."""
         from scipy.sparse import csr_array, vstack
 
-        return csr_array(vstack([csr_array(vector[None]) for vector in scores]))
+        return csr_array(vstack([csr_array(np.atleast_2d(vectors)) for vectors in scores]))
 
     def numbers(
         self,
@@ -250,18 +316,23 @@ class SparseEmbedding(Task, SentenceTransformer, Searching):
         top_k = None if parameters is None else parameters.top_k
         if scores is None:
             return super().numbers(windows, hidden_size)
-        entries = [int(np.count_nonzero(each)) for each in scores]
-        return [2 * (each if top_k is None else min(each, top_k)) for each in entries]
+        entries = [np.count_nonzero(np.atleast_2d(each), axis=1) for each in scores]
+        return [2 * int(np.minimum(each, top_k or each.max()).sum()) for each in entries]
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """Return the columns with the rank of `text_pair`, by dot product, among all texts with
-        which any row is compared."""
+        which any row is compared, and with the entries of each row's query and, on average, of its
+        passages."""
         search = search_of(rows)
         vectors = [vector for answer in answers for vector in answer[1:]]
         first = [answer[0] for answer in answers]
         both = _matrix([*first, *(vectors[place] for place in search.places)])
         ranks = sparse_ranks_of(both[: len(first)], both[len(first) :], search.targets)
-        return retrieval_columns(ranks, search.queries)
+        entries = [[len(vector) for vector in answer] for answer in answers]
+        return retrieval_columns(ranks, search.queries) | {
+            QUERY_ENTRIES: np.array([own[0] for own in entries], dtype=np.float64),
+            PASSAGE_ENTRIES: np.array([np.mean(own[1:]) for own in entries]),
+        }
 
     def constant(self, rows: Sequence[Row]) -> Columns:
         entry = [{"index": 0, "value": 1.0}]
@@ -276,7 +347,8 @@ class SparseEmbedding(Task, SentenceTransformer, Searching):
         }
 
     def metrics(self, columns: Columns) -> dict[str, float]:
-        return retrieval_metrics(columns)
+        entries = {name: float(columns[name].mean()) for name in (QUERY_ENTRIES, PASSAGE_ENTRIES)}
+        return retrieval_metrics(columns) | entries
 
 
 def _entries(vector: Float[np.ndarray, "vocab"], top_k: int | None) -> list[dict[str, Any]]:

@@ -153,6 +153,7 @@ def training_steps(
             for group in optimizer.param_groups:
                 group["lr"] = lr * group.get("lr_scale", 1.0)
             optimizer.zero_grad(set_to_none=True)
+            model.begin_step(place / config.max_steps)
             sums = backward(trained, micro_batches, index, config)
             sparse.gather()
             grad_norm = _clipped(weights, max_grad_norm)

@@ -37,7 +37,7 @@ PAIR = {"text": "Open a socket.", "text_pair": "Parse a string as JSON."}
 TEXTS = ["Open a socket and listen on a port.", "Sort the values of an array."]
 TENSOR = {"name": "text", "shape": [2], "datatype": "BYTES", "data": TEXTS}
 VECTORS, CLASSES, RANKING = "feature-extraction", "text-classification", "text-ranking"
-MODELS = [*(name for name, task in TASKS.items() if task.trainable), "nli", "sparse-embedding"]
+MODELS = [*(name for name, task in TASKS.items() if task.trainable), "nli"]
 """The models of the fixture `bundles`."""
 
 ROOT: list[tuple[str, str, dict[str, Any]]] = [

@@ -6,7 +6,7 @@ from typing import Any
 
 NO_SHARES = (
     "loss", "perplexity", "mrr", "ndcg", "spearman", "pearson", "correlation", "matthews", "mse",
-    "brier", "difference",
+    "brier", "difference", "entries",
 )  # fmt: skip
 """Parts of the names of metrics that are not shares, even with values from 0 to 1."""
 UNITS = ("_s", "_usd")

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert_core.objectives import embedding
+from bert_core.objectives import vector_losses
 from bert_core.objectives.base import OWN_ROWS, Batch
-from bert_core.objectives.embedding import Compared, Embedding, FalseNegatives
+from bert_core.objectives.embedding import Embedding
+from bert_core.objectives.vector_losses import Compared, FalseNegatives
 
 WIDTH = 12
 
@@ -144,7 +145,7 @@ def test_blocks_of_rows_and_shares_of_rows_add_up_to_the_loss(
     assert [sum(each[place] for each in shares) for place in (1, 2)] == [count, correct]
     wanted = gradient(whole, vectors)
     for at_once in (1, 15):  # one row, two rows
-        monkeypatch.setattr(embedding, "SCORES_AT_ONCE", at_once)
+        monkeypatch.setattr(vector_losses, "SCORES_AT_ONCE", at_once)
         in_blocks, *counted = loss()
         assert counted == [count, correct]
         torch.testing.assert_close(in_blocks, whole)
@@ -154,7 +155,7 @@ def test_blocks_of_rows_and_shares_of_rows_add_up_to_the_loss(
 def test_what_the_backward_pass_keeps_grows_with_the_batch_and_not_with_its_square(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(embedding, "SCORES_AT_ONCE", 1 << 12)
+    monkeypatch.setattr(vector_losses, "SCORES_AT_ONCE", 1 << 12)
 
     def kept(rows: int) -> int:
         storages: dict[int, int] = {}

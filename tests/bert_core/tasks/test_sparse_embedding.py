@@ -11,7 +11,7 @@ import torch
 
 from bert_core.batches import pack, pad
 from bert_core.bundle.format import load_bundle
-from bert_core.errors import ConfigError, FormatError, InputError
+from bert_core.errors import ConfigError, CorpusError, FormatError, InputError
 from bert_core.inference.predictor import Predictor
 from bert_core.objectives import splade
 from bert_core.tasks.fill_mask import FillMask
@@ -86,6 +86,8 @@ def test_a_folder_that_sparse_encoder_saves_gives_its_vectors(
         "pooling": pooling, "activation": activation,
         "max_length": 16 if first == "MLMTransformer" else 32, "prompts": {},
         "default_prompt": None, "query_prompt": None, "passage_prompt": None,
+        "loss": None, "temperature": 1.0, "query_flops": 5e-5, "passage_flops": 3e-5,
+        "flops_warmup": 0.33,
     }  # fmt: skip
     theirs = peer.encode(TEXTS, convert_to_sparse_tensor=False)
     np.testing.assert_allclose(dense(predictor.predict(TEXTS, CUT)), theirs.numpy(), atol=1e-5)
@@ -190,7 +192,7 @@ def test_a_pretrained_bundle_gives_them_and_a_classifier_does_not(tmp_path: Path
     bare = tiny.bundle(tmp_path / "bare", TOKENIZER, CONFIG, objectives=[build])
     assert Predictor(bare, "cpu", task=NAME).predict(TEXTS[:1])
     other = tiny.bundle(tmp_path / "other", TOKENIZER, CONFIG, task=TextClassification(["a", "b"]))
-    message = "for text-classification: give a model for fill-mask that can do it, or ask for feat"
+    message = "for text-classification: fine-tune it first with `raybert finetune`, or ask for feat"
     with pytest.raises(FormatError, match=message):
         Predictor(other, task=NAME)
 
@@ -210,4 +212,34 @@ def test_ranks_are_by_dot_product_among_all_passages() -> None:
     columns = task.compare(rows, answers)
     # For q: east 3.5, north 3; for r all have 0.
     assert columns["rank"].tolist() == [2, 2]
+    assert columns["query_entries"].tolist() == [2, 1]
+    assert columns["passage_entries"].tolist() == [1, 2], "those of a row's passages, on average"
+    metrics = task.metrics(columns)
+    assert (metrics["query_entries"], metrics["passage_entries"]) == (1.5, 1.5)
     assert task.cells(answers[0]) == {"indices": [1, 2], "values": [3.0, 1.0]}
+
+
+def test_rows_say_which_loss_they_train() -> None:
+    pair = {"text": "q", "text_pair": "north"}
+    taught = {**pair, "negatives": ["south"], "scores": [3.0, 1.0]}
+
+    def loss(rows: list[dict[str, Any]], **options: Any) -> str | None:
+        return SparseEmbedding.from_rows(rows, SparseEmbedding.options_of(options)).chosen.loss
+
+    assert loss([pair, pair]) == "contrastive"
+    assert loss([taught]) == "kl"
+    assert loss([taught], loss="margin_mse") == "margin_mse"
+    with pytest.raises(
+        CorpusError, match=r"loss margin_mse, got rows that have no score, .* contr"
+    ):
+        loss([pair], loss="margin_mse")
+    with pytest.raises(
+        CorpusError, match="row 2: wanted a teacher's scores in every row or in non"
+    ):
+        loss([pair, taught])
+    with pytest.raises(ConfigError, match=r"flops_warmup: wanted .* below 1, got 1"):
+        loss([pair], flops_warmup=1.0)
+    labels = [
+        each.labels for each in SparseEmbedding().encode([taught], TOKENIZER, 9, labelled=True)
+    ]
+    assert [each["similarities"].tolist() for each in labels] == [[1, 3, 1]]

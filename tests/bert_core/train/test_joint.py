@@ -15,12 +15,13 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.distillation import Distillation
 from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
+from bert_core.tasks.sparse_embedding import SparseEmbedding
 from bert_core.tasks.text_ranking import TextRanking
 from bert_core.train.backward import GRAPH_KEPT_UP_TO
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import Step, evaluate, training_steps
 from bert_core.train.optim import build_optimizer
-from bert_core.train.parallel import is_part, rank_of_world, rows_of_all_ranks, shard
+from bert_core.train.parallel import gathered, is_part, rank_of_world, rows_of_all_ranks, shard
 from tests import tiny
 from tests.ranks import on_ranks
 
@@ -30,7 +31,7 @@ CONFIG = tiny.encoder_config(TOKENIZER.vocab_size, dropout=0.0)
 WIDE = tiny.encoder_config(TOKENIZER.vocab_size, hidden_size=48, dropout=0.0)
 BATCH, ONE_STEP = 13, LoopConfig(max_steps=1, precision="fp32")
 PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
-KINDS = ["scored", "contrastive", "distilled", "ranked"]
+KINDS = ["scored", "contrastive", "distilled", "ranked", "sparse", "taught"]
 LOSSES_TO = 1e-6
 """How far the losses of equal batches may be apart in fp32, relative to the loss."""
 
@@ -46,6 +47,16 @@ def rows_of(kind: str) -> list[dict]:
         ]
     if kind == "scored":
         return [{"text": texts[n], "text_pair": texts[n + 30], "score": n / 6} for n in range(30)]
+    if kind == "taught":
+        return [
+            {
+                "text": texts[n],
+                "text_pair": texts[n + 1],
+                "negatives": texts[n + 2 : n + 3 + n % 3],
+                "scores": rng.normal(size=2 + n % 3).tolist(),
+            }
+            for n in range(30)
+        ]
     return [
         {
             "text": texts[n % 25],
@@ -66,9 +77,14 @@ def model_of(task: Task, kind: str) -> ObjectiveModel:
 
 
 def task_of(rows: list[dict], kind: str) -> Task:
-    """The task; vectors of the kind that is distilled may be cut, too."""
+    """The task; vectors of the kind that is distilled may be cut, too, and entries of sparse ones
+    cost much."""
     if kind == "ranked":
         return TextRanking.from_rows(rows, TextRanking.options(loss="lambda"))
+    if kind in ("sparse", "taught"):
+        loss = "margin_mse" if kind == "taught" else "contrastive"
+        options = {"loss": loss, "query_flops": 5.0, "passage_flops": 3.0, "flops_warmup": 0.0}
+        return SparseEmbedding.from_rows(rows, SparseEmbedding.options_of(options))
     lengths = [20, 8] if kind == "distilled" else []
     return FeatureExtraction.from_rows(rows, FeatureExtraction.options(dimensions=lengths))
 
@@ -109,7 +125,18 @@ def gradient_of(
     batches = batches_of(task, rows, budget)
     measured = evaluate(model, batches.once(), ONE_STEP)
     loss = loss_of(step_of(model, batches))
+    if isinstance(task, SparseEmbedding):
+        measured["entries"] = entries_of(model, task)
     return whole_gradient(model), loss, measured
+
+
+def entries_of(model: ObjectiveModel, task: Task) -> float:
+    """The number of entries of all rows' vectors that are not 0."""
+    windows = task.encode(rows_of("sparse"), TOKENIZER, 32)
+    model.eval()
+    with torch.no_grad(), gathered(model):
+        vectors = model.logits(collate(windows, TOKENIZER.pad_id))["mlm"]
+    return float(vectors.count_nonzero())
 
 
 def whole_gradient(model: ObjectiveModel) -> Tensor:
