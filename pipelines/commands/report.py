@@ -31,6 +31,7 @@ from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
 from pipelines.commands.inspect import style
 from pipelines.commands.report_runs import Run, links, runs_of, with_ancestors
 from pipelines.evaluate import CLASSES, PREDICTIONS, WORST
+from pipelines.mine import FEWER, NEGATIVE_COUNT, PASSAGES, PICTURE, RULED_OUT, TOO_NEAR
 from pipelines.publish import MODEL_CARD
 from pipelines.runtime.description import (
     DATA_CARD,
@@ -169,6 +170,7 @@ def write_report(
         charts=list(_charts(all_runs)),
         times=_times(all_runs),
         evaluations=[found for run in all_runs if (found := _evaluation(run)) is not None],
+        mined=[_mined(run) for run in all_runs if run.stage == "mine" and run.has_finished],
         cards=list(_cards(all_runs)),
         lineage=[_lineage(run, all_runs) for run in all_runs],
         commands=[folded(run.command) for run in all_runs if run.command],
@@ -403,6 +405,17 @@ def _evaluation(run: Run) -> dict[str, Any] | None:
         "confusion": _confusion(run),
         "worst": [_worst(row) for row in worst[:SHOWN_ROWS] if row],
         "wrong": None if "wrong_rows" not in counts else int(counts["wrong_rows"]),
+    }
+
+
+def _mined(run: Run) -> dict[str, Any]:
+    """Return the counts of mined negatives, the ranker's among them if there was one, and the
+    picture of their margins."""
+    told = ("rows", PASSAGES, NEGATIVE_COUNT, FEWER, TOO_NEAR, RULED_OUT)
+    return {
+        "name": run.name,
+        "figures": [(words(name), run.counts[name]) for name in told if name in run.counts],
+        "picture": _data(files.join(run.place, PICTURE)),
     }
 
 

@@ -1,6 +1,7 @@
 """Mined negatives: those that a comparison with every passage finds, whatever the parts and the
 workers."""
 
+import base64
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.text_ranking import TextRanking
 from pipelines import mine
 from pipelines.answering.mining import NearnessConfig
+from pipelines.commands import report
+from pipelines.commands.report import ReportConfig
 from pipelines.mine import MineConfig
 from tests import tiny
 
@@ -117,6 +120,17 @@ def test_negatives_are_among_those_that_a_comparison_with_each_allows(done: Mine
     assert len(list(Path(done.output, "rows").iterdir())) > 2, "several parts"
     assert Path(done.output, "margins.png").stat().st_size > 1000
     assert not any(name.startswith("margin_bin") for name in counts)
+
+
+def test_the_report_counts_them_and_shows_their_margins(done: MineConfig, tmp_path: Path) -> None:
+    page, counts = tmp_path / "report.html", read_manifest(done.output).counts
+    report.run(ReportConfig(runs=(done.output,), output=str(page)))
+    text = page.read_text()
+    picture = base64.b64encode(Path(done.output, "margins.png").read_bytes()).decode()
+    assert f'<img src="data:image/png;base64,{picture}" alt="Negatives per margin"' in text
+    for name in ("negatives", "rows_with_fewer_negatives", "candidates_too_near"):
+        row = f'<th scope="row">{name.replace("_", " ")}</th><td class="n">{counts[name]:,}</td>'
+        assert row in text
 
 
 def test_the_nearest_are_taken_in_order_if_asked_for(done: MineConfig, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Training of sparse vectors beside sentence-transformers', on the same numbers."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,8 +105,9 @@ def test_the_weights_rise_with_the_square_of_the_step_as_sentence_transformers_d
         document_regularizer_weight=0.3,
         query_regularizer_weight=0.5,
     )
-    callback = splade_callbacks.SpladeRegularizerWeightSchedulerCallback(theirs, warmup_ratio=0.25)
-    state = type("State", (), {"max_steps": 40, "global_step": 0})()
+    schedule: Any = splade_callbacks.SpladeRegularizerWeightSchedulerCallback
+    callback = schedule(theirs, warmup_ratio=0.25)
+    state = SimpleNamespace(max_steps=40, global_step=0)
     callback.on_train_begin(None, state, None)
     for step in range(40):
         state.global_step = step

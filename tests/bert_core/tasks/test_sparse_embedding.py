@@ -224,7 +224,8 @@ def test_rows_say_which_loss_they_train() -> None:
     taught = {**pair, "negatives": ["south"], "scores": [3.0, 1.0]}
 
     def loss(rows: list[dict[str, Any]], **options: Any) -> str | None:
-        return SparseEmbedding.from_rows(rows, SparseEmbedding.options_of(options)).chosen.loss
+        chosen: Any = SparseEmbedding.options_of(options)
+        return SparseEmbedding.from_rows(rows, chosen).chosen.loss
 
     assert loss([pair, pair]) == "contrastive"
     assert loss([taught]) == "kl"

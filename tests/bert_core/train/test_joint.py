@@ -82,9 +82,13 @@ def task_of(rows: list[dict], kind: str) -> Task:
     if kind == "ranked":
         return TextRanking.from_rows(rows, TextRanking.options(loss="lambda"))
     if kind in ("sparse", "taught"):
-        loss = "margin_mse" if kind == "taught" else "contrastive"
-        options = {"loss": loss, "query_flops": 5.0, "passage_flops": 3.0, "flops_warmup": 0.0}
-        return SparseEmbedding.from_rows(rows, SparseEmbedding.options_of(options))
+        options = SparseEmbedding.options(
+            loss="margin_mse" if kind == "taught" else "contrastive",
+            query_flops=5.0,
+            passage_flops=3.0,
+            flops_warmup=0.0,
+        )
+        return SparseEmbedding.from_rows(rows, options)
     lengths = [20, 8] if kind == "distilled" else []
     return FeatureExtraction.from_rows(rows, FeatureExtraction.options(dimensions=lengths))
 
