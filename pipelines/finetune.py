@@ -1,17 +1,22 @@
 """Bundle + labelled rows → fine-tuned bundle, on Ray Train, with one or more seeds."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bert_core import files
 from bert_core.manifest import Manifest
 from bert_core.tasks.digests import NO_ROWS
+from pipelines.answering.teacher import Teacher
+from pipelines.runtime.inputs import bundle_input
 from pipelines.runtime.result import Result
 from pipelines.runtime.stage import run_stage
+from pipelines.runtime.stage_config import INPUT
 from pipelines.training.config import Dropout, LabelledTrainingConfig
-from pipelines.training.labelled_sets import inputs_of, lineage_of, read_sets
+from pipelines.training.labelled_sets import inputs_of, lineage_of, read_sets, trainable_task
+from pipelines.training.records import CHECKPOINTS
 from pipelines.training.seeds import SeedsCounts, TrainableTask, learn
 from pipelines.training.selection import Measurement
 from tracking.runs.recorder import DatasetInput
@@ -25,6 +30,10 @@ if TYPE_CHECKING:
 class FinetuneConfig(LabelledTrainingConfig):
     """Fine-tune a model on labelled rows. Defaults: Devlin et al. 2019, appendix A.3."""
 
+    teacher: str | None = field(default=None, metadata=INPUT)
+    """Bundle for text ranking, for tasks whose vectors are compared: its scores of each row's
+    `text_pair` and `negatives` train them, as a column `scores` would."""
+
 
 def run(config: FinetuneConfig, watch: Callable[[Measurement], None] | None = None) -> Manifest:
     """Fine-tune a bundle for a task, and write the bundle of the first seed.
@@ -33,14 +42,24 @@ def run(config: FinetuneConfig, watch: Callable[[Measurement], None] | None = No
         watch: called with every measurement on the selection rows; needs `num_workers` 0.
     """
     folder, inputs = inputs_of(config)
+    teacher = None
+    if config.teacher is not None:
+        place, of_teacher = bundle_input(config, config.teacher, name="teacher")
+        keep = files.join(config.output, CHECKPOINTS)
+        teacher = Teacher(config.teacher, place, of_teacher.digest, keep)
+        inputs.append(of_teacher)
     return run_stage(
-        "finetune", config, inputs, lambda digest: _finetune(config, folder, inputs, digest, watch)
+        "finetune",
+        config,
+        inputs,
+        lambda digest: _finetune(config, folder, teacher, inputs, digest, watch),
     )
 
 
 def _finetune(
     config: FinetuneConfig,
     folder: Path,
+    teacher: Teacher | None,
     inputs: list[DatasetInput],
     digest: str,
     watch: Callable[[Measurement], None] | None,
@@ -48,7 +67,11 @@ def _finetune(
     from tracking.models.hub import load_bundle
 
     bundle = load_bundle(folder)
-    task, sets = read_sets(config, bundle)
+    taught = None
+    if teacher is not None:
+        teacher.check(trainable_task(config.task), config.threads_per_worker)
+        taught = partial(teacher.taught, config=config)
+    task, sets = read_sets(config, bundle, taught)
     build = partial(build_seed_model, folder, task, config.dropout, config.from_scratch)
     lineage = {
         "stage": "finetune",

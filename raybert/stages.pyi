@@ -160,6 +160,7 @@ def finetune(
     layer_decay: float = ...,
     examples: int = ...,
     seeds: list[int] | tuple[int, ...] = ...,
+    teacher: Text | None = ...,
 ) -> Outcome: ...
 def tune(
     *,

@@ -1,6 +1,6 @@
 """Reads and encodes the labelled sets of a training stage, and defines what each is for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from bert_core.data.tokenizer import Tokenizer
     from bert_core.data.windows import Window
     from bert_core.tasks.base import Remarks, Task
+
+
+Taught = Callable[[list[dict[str, Any]], str], list[dict[str, Any]]]
 
 
 def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]:
@@ -96,11 +99,13 @@ class LabelledSet:
 
 
 def read_sets(
-    config: LabelledTrainingConfig, bundle: "Bundle"
+    config: LabelledTrainingConfig, bundle: "Bundle", taught: Taught | None = None
 ) -> tuple["Task", dict[str, LabelledSet]]:
     """Return the task, with the labels of the training rows, and its sets by name. If the bundle
     has the same labels, they are in its order.
 
+    Args:
+        taught: as in `read_parts`.
     Raises: ConfigError or CorpusError naming what does not fit the task.
     """
     from bert_core.tasks.catalog import TASKS
@@ -108,7 +113,7 @@ def read_sets(
     kind = TASKS[config.task]
     kind.options.check_given(config.options)
     usual = usual_columns(bundle, config.task)
-    parts = read_parts(config, kind, kind.options_of(config.options), usual=usual)
+    parts = read_parts(config, kind, kind.options_of(config.options), usual=usual, taught=taught)
     task = parts.task.in_order_of(bundle.task).adapted(bundle.state)
     return task, encoded(config, bundle, config.model, task, parts)
 
@@ -119,18 +124,23 @@ def read_parts(
     options: Any,
     known: "Task | None" = None,
     usual: Columns | None = None,
+    taught: Taught | None = None,
 ) -> Parts:
     """Return the task as the training rows define it, and the rows of each set.
 
     Args:
         known: the task, if another model has already learned it.
         usual: the columns of the rows that the other model learned it from.
+        taught: adds a teacher's scores to training rows and, if each of them has negatives, to
+            held-out rows, given the rows and their source.
     Raises: CorpusError naming what does not fit the task.
     """
     config.classes.check_task(kind)
     checked = partial((known or kind(options=options)).fitting, trained=True)
     read = labelled_rows(config.train, "train", kind.shapes(options), checked, usual)
     rows, remarks = few_per_class(read.rows, config.rows_per_class), {TRAIN: _remarks(read)}
+    if taught is not None:
+        rows = taught(rows, config.train.source)
     with rows_of(config.train.source):
         task = known or kind.from_rows(rows, options)
     check_decisions(config.selection, task)
@@ -151,6 +161,8 @@ def read_parts(
             {**(usual or {}), **config.train.columns},
         )
         parts[HELD_OUT], remarks[HELD_OUT] = read.rows, _remarks(read)
+        if taught is not None and all(row.get("negatives") for row in read.rows):
+            parts[HELD_OUT] = taught(read.rows, config.held_out.source)
     return Parts(task, parts, remarks)
 
 
