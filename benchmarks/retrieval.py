@@ -5,11 +5,15 @@ tokenized before: ours by the training loop, theirs by CachedMultipleNegativesRa
 fastest of several sizes of its mini-batches. `contrastive_peak_memory` is ours alone, the peak of a
 process at a large batch over that at a small one, of the same rows, without the vectors themselves.
 
+`mine_vs_mine_hard_negatives` and `evaluate_vs_ir_evaluator` are in `searches`.
+
 A busy machine slows both sides unevenly. So both have threads that sleep where they wait, and the
 ratios of CPU seconds stand beside those of time.
 """
 
+import json
 import multiprocessing
+import os
 import resource
 import tempfile
 import time
@@ -25,6 +29,7 @@ import torch
 
 import benchmarks.passive  # noqa: F401  # before torch
 from benchmarks.harness import Comparison, Planned, compared, in_turn, main
+from benchmarks.searches import evaluated, mined
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.data.order import GlobalOrder
 from bert_core.data.special_tokens import SPECIAL_TOKENS
@@ -62,6 +67,8 @@ class Size:
     small: int
     large: int
     """Batches whose memory is compared."""
+    mined: int
+    """Pairs for which negatives are mined."""
     micro_batch_tokens: int = 4096
 
     @property
@@ -80,8 +87,10 @@ class Size:
         return encoder_config_from_huggingface(entries)
 
 
-FULL = Size(384, 6, 30_522, batch=1024, steps=2, small=256, large=16_384)
-QUICK = Size(64, 2, 1_000, batch=32, steps=1, small=16, large=256, micro_batch_tokens=1024)
+FULL = Size(384, 6, 30_522, batch=1024, steps=2, small=256, large=16_384, mined=20_000)
+QUICK = Size(
+    64, 2, 1_000, batch=32, steps=1, small=16, large=256, mined=300, micro_batch_tokens=1024
+)
 
 
 def benchmark(rounds: int, quick: bool) -> Iterator[Planned | Comparison]:
@@ -91,6 +100,8 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned | Comparison]:
     precision: Precision = "bf16" if _has_bf16() and not quick else "fp32"
     yield Planned("contrastive_peak_memory", partial(peak_memory, size, precision))
     yield Planned("contrastive_vs_cached_mnrl", partial(against_theirs, size, precision, rounds))
+    yield Planned("mine_vs_mine_hard_negatives", partial(mining, size, rounds))
+    yield Planned("evaluate_vs_ir_evaluator", partial(evaluation, size, rounds, quick))
 
 
 def against_theirs(size: Size, precision: Precision, rounds: int) -> Comparison:
@@ -137,6 +148,39 @@ class Spent:
         return cls(rows, time.perf_counter() - began, time.process_time() - before)
 
 
+def mining(size: Size, rounds: int) -> Comparison:
+    """Mine negatives for drawn pairs of texts."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = saved(size, Path(folder))
+        texts = drawn_texts(size.vocab_size, size.mined)
+        return mined(model, [(words_of(text), words_of(pair)) for text, pair in texts], rounds)
+
+
+def evaluation(size: Size, rounds: int, quick: bool) -> Comparison:
+    """Evaluate all-MiniLM-L6-v2 on SciFact, if not quick; else a model on drawn texts."""
+    if not quick:
+        from benchmarks.checkpoints import MINILM, required
+
+        scifact = Path(os.environ["RAYBERT_DATA"], "scifact")
+        with (scifact / "corpus.jsonl").open() as documents:
+            return evaluated(required(MINILM), scifact, sum(1 for _ in documents), rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        texts = drawn_texts(size.vocab_size, size.mined)
+        drawn = Path(folder, "set")
+        (drawn / "qrels").mkdir(parents=True)
+        for name, place in (("queries", 0), ("corpus", 1)):
+            rows = ({"_id": str(n), "text": words_of(row[place])} for n, row in enumerate(texts))
+            (drawn / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        judged = "".join(f"{n}\t{n}\t1\n" for n in range(len(texts)))
+        (drawn / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
+        return evaluated(saved(size, Path(folder)), drawn, len(texts), rounds)
+
+
+def words_of(ids: np.ndarray) -> str:
+    """The text of drawn token ids, by the vocabulary of `saved`."""
+    return " ".join(f"w{each - len(SPECIAL_TOKENS)}" for each in ids[1:-1].tolist())
+
+
 def _has_bf16() -> bool:
     """Whether this machine's matrix products are faster in bfloat16."""
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
@@ -162,6 +206,17 @@ def built(size: Size) -> ObjectiveModel:
     config = size.encoder
     task = FeatureExtraction(options=FeatureExtraction.options(temperature=TEMPERATURE))
     return ObjectiveModel(config, [task.build_objective(config)])
+
+
+def saved(size: Size, folder: Path) -> Path:
+    """Write that model as a bundle, with a vocabulary of as many words; return its folder."""
+    from bert_core.bundle.format import About
+    from bert_core.bundle.writing import save_bundle
+
+    words = [*SPECIAL_TOKENS, *(f"w{n}" for n in range(size.vocab_size - len(SPECIAL_TOKENS)))]
+    tokenizer = Tokenizer.from_vocabulary(words, lowercase=True)
+    save_bundle(folder / "model", built(size), tokenizer, About(task=FeatureExtraction()))
+    return folder / "model"
 
 
 def windows_of(texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Window]:
@@ -220,14 +275,8 @@ class Theirs:
         folder: Path,
     ) -> None:
         """Write the model for them, and find the fastest size of their mini-batches."""
-        from bert_core.bundle.format import About
-        from bert_core.bundle.writing import save_bundle
-
-        words = [*SPECIAL_TOKENS, *(f"w{n}" for n in range(size.vocab_size - len(SPECIAL_TOKENS)))]
         self._size, self._texts, self._precision = size, texts, precision
-        self._folder = folder / "model"
-        tokenizer = Tokenizer.from_vocabulary(words, lowercase=True)
-        save_bundle(self._folder, built(size), tokenizer, About(task=FeatureExtraction()))
+        self._folder = saved(size, folder)
         tried = min(TRIED_ROWS, size.batch)
         costs = {each: self._spent(each, tried, steps=1).cpu_s for each in MINI_BATCHES}
         self.mini_batch_size = min(costs, key=lambda each: costs[each])
