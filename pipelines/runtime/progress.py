@@ -50,8 +50,10 @@ def print_remarks(stage: str, remarks: Mapping[str, int | str], source: str) -> 
         if isinstance(value, str):
             say(f"{stage}: {words}: {value} in {source}")
         else:
-            what, _, rest = words.partition(" ")
-            say(f"{stage}: {counted(value, what.removesuffix('s'))} {rest} in {source}")
+            several, _, rest = words.partition(" ")
+            ends_in_y = several.endswith("ies")
+            what = f"{several[:-3]}y" if ends_in_y else several.removesuffix("s")
+            say(f"{stage}: {counted(value, what, several)} {rest} in {source}")
 
 
 def counted(count: int, what: str, several: str = "") -> str:

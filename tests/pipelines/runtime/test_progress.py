@@ -80,6 +80,9 @@ def test_a_remark_has_a_line_with_what_it_counts_or_says_and_none_without(
         "a", {"rows_cut": 1, "words_left_out": 2000, "rows_seen": 0, "types": ""}, "b"
     )
     assert capsys.readouterr().out == "a: 1 row cut in b\na: 2,000 words left out in b\n"
+    for count in (1, 2):
+        progress.print_remarks("a", {"queries_left_out": count}, "b")
+    assert capsys.readouterr().out == "a: 1 query left out in b\na: 2 queries left out in b\n"
     known = {"tokens": ["a", "b"], "tags": ["B-x", "O"]}
     task = TokenClassification.from_rows([known])
     progress.print_remarks("a", task.remarks([known]), "b")
