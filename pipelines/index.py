@@ -107,6 +107,11 @@ def run(config: IndexConfig) -> Manifest:
             f"vectors: wanted dense ones, got sparse ones in {config.vectors}: predict with "
             "--task feature-extraction"
         )
+    if vectors.source.space.how.get("pooling") == "per_token":
+        raise ConfigError(
+            f"vectors: wanted a vector per text, got the vectors of tokens in {config.vectors}: "
+            "predict again without per_token"
+        )
     inputs = [DatasetInput("vectors", digest, config.vectors)]
     return run_stage("index", config, inputs, lambda _: _index(config, vectors))
 
@@ -194,19 +199,26 @@ def write_part(config: IndexConfig, vectors: Vectors, item: tuple[int, str]) -> 
         rows = _table_of(config, listed, path)
     size = vectors.source.space.dimensions if vectors.source is not None else 0
     matrix = np.concatenate([np.zeros((0, size), np.float32), *matrices])
-    kept = [name for name in config.columns or rows.column_names if name in rows.column_names]
-    rows = rows.select(kept)
     for place in np.flatnonzero(~matrix.any(axis=1) | ~np.isfinite(matrix).all(axis=1)).tolist():
         raise CorpusError(
             f"{path}, row {place + 1:,}: wanted a vector with a direction, got zeros or no "
             "numbers: leave the row out"
         )
     flat = pa.array(unit(matrix).astype(np.float32).ravel())
-    rows = rows.append_column(VECTOR, pa.FixedSizeListArray.from_arrays(flat, size))
-    rows = rows.replace_schema_metadata(None)
-    with files.writing(_part(config, number)) as sink, pa.ipc.new_file(sink, rows.schema) as out:
-        out.write_table(rows)
-    return len(rows)
+    table = pa.table({VECTOR: pa.FixedSizeListArray.from_arrays(flat, size)})
+    for name in config.columns or rows.column_names:
+        if name in rows.column_names:
+            table = table.append_column(name, _plain(rows[name]))
+    with files.writing(_part(config, number)) as sink, pa.ipc.new_file(sink, table.schema) as out:
+        out.write_table(table)
+    return len(table)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column with its values in place of a dictionary's numbers, so that they can be
+    compared."""
+    kind = column.type
+    return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
 
 
 def _table_of(config: IndexConfig, rows: list[dict[str, Any]], path: str) -> pa.Table:
@@ -241,11 +253,11 @@ def _check_columns(config: IndexConfig, names: list[str]) -> None:
             f"{', '.join(config.columns)}: add it"
         )
     for name in config.columns or names:
-        if name in OWN_COLUMNS or "." in name or "`" in name:
+        if not name or name in OWN_COLUMNS or "." in name or "`" in name:
             raise CorpusError(
                 f"{config.vectors}: wanted no column {name!r}, since an index adds "
-                f"{', '.join(OWN_COLUMNS)} and allows no dots or back-quotes in names: rename it "
-                "before predicting, or name others with columns"
+                f"{', '.join(OWN_COLUMNS)} and allows neither empty names nor dots or back-quotes "
+                "in them: rename it before predicting, or name others with columns"
             )
 
 

@@ -8,6 +8,7 @@ quoted values stand, so that no text of a request is read as an expression.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
@@ -18,6 +19,8 @@ Filter = Mapping[str, Any]
 COMPARISONS = {"at_least": ">=", "above": ">", "at_most": "<=", "below": "<", "not": "<>"}
 MOST_VALUES = 1000
 """Values of a condition."""
+MOST_WHOLE = 2**63 - 1
+"""The largest whole number that LanceDB reads, and with a minus the least."""
 _Kind = tuple[str, Callable[[Any], bool]]
 
 
@@ -70,13 +73,24 @@ def _compared(name: str, column: str, condition: Mapping[str, Any], kind: _Kind)
     return parts
 
 
+def _whole(kind: pa.DataType) -> _Kind:
+    """Return what `_kind_of` does for a column of whole numbers. LanceDB reads a literal as one of
+    the column's type, and fails if it does not fit."""
+    bounds = np.iinfo(kind.to_pandas_dtype())
+    least, most = max(bounds.min, -MOST_WHOLE), min(bounds.max, MOST_WHOLE)
+    return (
+        f"a whole number from {least} to {most}",
+        lambda value: _is_whole(value) and least <= value <= most,
+    )
+
+
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
     is_finite = isinstance(value, float) and abs(value) < float("inf")
-    return is_finite or _is_whole(value)
+    return is_finite or (_is_whole(value) and abs(value) <= MOST_WHOLE)
 
 
 def _kind_of(kind: pa.DataType, name: str) -> _Kind:
@@ -87,7 +101,7 @@ def _kind_of(kind: pa.DataType, name: str) -> _Kind:
     if types.is_boolean(kind):
         return "true or false", lambda value: isinstance(value, bool)
     if types.is_integer(kind):
-        return "a whole number", _is_whole
+        return _whole(kind)
     if types.is_floating(kind):
         return "a number", _is_number
     raise InputError(

@@ -14,8 +14,9 @@ RECORD, TABLE = "index.json", "rows"
 """The record, and LanceDB's name of the table."""
 ID, VECTOR = "_id", "_vector"
 """Columns that an index adds to the rows'."""
-OWN_COLUMNS = (ID, VECTOR, "_distance", "_score", "_rowid", "_relevance_score")
-"""Names that columns of rows cannot have."""
+OWN_COLUMNS = (ID, VECTOR, "_distance", "_score", "_rowid", "_rowaddr", "_rowoffset",
+               "_relevance_score")  # fmt: skip
+"""Names that columns of rows cannot have: an index or LanceDB adds them."""
 
 Kind = Literal["exact", "ivf_pq"]
 Language = Literal["danish", "dutch", "english", "finnish", "french", "german", "greek",

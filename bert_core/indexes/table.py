@@ -154,7 +154,9 @@ class Index:
         if not numbers:
             return []
         # An id is the row's place in the table, which is never changed.
-        found = self._table.take_offsets(list(dict.fromkeys(numbers))).select([ID, *columns])
+        found = self._table.take_offsets(list(dict.fromkeys(numbers))).select(
+            [ID, *dict.fromkeys(columns)]
+        )
         by_id = {row.pop(ID): row for row in found.to_arrow().to_pylist()}
         return [by_id[number] for number in numbers]
 

@@ -16,6 +16,7 @@ from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.errors import ConfigError
 from bert_core.files import is_uri
 from bert_core.indexes.record import IndexRecord, read_record
+from bert_core.inference.vector_spaces import VectorSpace, source_of
 from serve.config import ComparisonMode, ModelConfig, ServeConfig
 from serve.model.changes import difference
 from serve.request.limits import Limits
@@ -144,6 +145,8 @@ class Deployable:
     """An input, as in a request."""
     memory_bytes: int
     """Memory that a process takes at least for its weights, and those of its candidate."""
+    spaces: tuple[VectorSpace, ...] = ()
+    """Those of the vectors that it answers with, one per task."""
 
 
 def find(
@@ -182,8 +185,8 @@ def find(
 def _check_indexes(
     records: Mapping[str, Sequence[IndexRecord]], models: Mapping[str, "Deployable"]
 ) -> None:
-    """Raise ConfigError unless the vectors of each index were made by a model that is served, one
-    per text."""
+    """Raise ConfigError unless the vectors of each index were made by a model that is served, in
+    the way in which it makes them there."""
     indexed = {each.vectors.space.model for each in chain.from_iterable(records.values())}
     for name, each in models.items():
         compared = each.plan.candidate
@@ -200,6 +203,7 @@ def _check_indexes(
                 "in shadow mode"
             )
     by_digest = {each.plan.source.digest: name for name, each in models.items()}
+    spaces = {each.plan.source.digest: each.spaces for each in models.values()}
     for name, versions in records.items():
         made_by = [each.vectors.space.model for each in versions]
         if not any(digest in by_digest for digest in made_by):
@@ -214,11 +218,18 @@ def _check_indexes(
                 f"indexes.{name}: wanted versions by different models, got several of one space: "
                 "give them different names"
             )
-        if any(each.vectors.space.how.get("pooling") == "per_token" for each in versions):
-            raise ConfigError(
-                f"indexes.{name}: wanted a vector per text, got the vectors of tokens: predict "
-                "again without per_token"
-            )
+        for space in (each.vectors.space for each in versions):
+            # Fewer dimensions can be asked for; nothing else.
+            made = [
+                replace(each, dimensions=space.dimensions) for each in spaces.get(space.model, ())
+            ]
+            if space.model in by_digest and space not in made:
+                served = " or ".join(f"{each.task} {each.how}" for each in made) or "no vectors"
+                raise ConfigError(
+                    f"indexes.{name}: wanted vectors as {by_digest[space.model]} makes them when "
+                    f"it is served ({served}), got those of {space.task} {space.how}: serve a "
+                    "model that was trained for vectors, and predict with it as it is"
+                )
 
 
 def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
@@ -263,7 +274,9 @@ def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
         allow_other_labels=model.allow_other_labels,
         candidate=candidate,
     )
-    return Deployable(plan, predictor.examples[0], memory_bytes)
+    sources = [source_of(each, None) for each in (predictor, *predictor.also.values())]
+    spaces = tuple(each.space for each in sources if each is not None)
+    return Deployable(plan, predictor.examples[0], memory_bytes, spaces)
 
 
 def _load(uri: str, model: ModelConfig, name: str, reference: str) -> tuple[Source, "Predictor"]:

@@ -130,6 +130,8 @@ def test_a_filter_lets_the_same_rows_through_as_python(opened: Index) -> None:
         ),
         ({"name": "row 7' OR 1=1"}, lambda row: False),
         ({"year": {"not": 1990}}, lambda row: row["year"] != 1990),
+        ({"year": {"above": -(2**15), "below": 2**15 - 1}}, lambda row: True),
+        ({"kind": {"not": "a"}}, lambda row: row["kind"] == "b"),  # a null meets no condition
     ]
     for conditions, is_wanted in ways:
         found = opened.nearest(query, ROWS, opened.filter(conditions))
@@ -165,6 +167,7 @@ def test_a_search_that_does_not_fit_is_refused(opened: Index, tmp_path: Path) ->
     for odd in (np.zeros(SIZE, np.float32), np.full(SIZE, np.nan, np.float32)):
         with pytest.raises(InputError, match="wanted finite numbers that are not all 0"):
             opened.nearest(odd, 1)
+    assert opened.rows([1], ["name", "name"]) == [{"name": "row 1"}]
     with pytest.raises(InputError, match=r"columns: wanted some of name, .*, got 'none'"):
         opened.rows([0], ["none"])
     with pytest.raises(FormatError, match=r"wanted the folder of an index, it has no index\.json"):
@@ -227,6 +230,9 @@ def test_rows_of_jsonl_get_columns_that_fit_all_parts(config: IndexConfig, tmp_p
     assert {*opened.record.columns} == {"name", "text", "kind", "year", "count", "late"}
     found = opened.rows([0, 8], ["count", "late"])
     assert found == [{"count": 0.0, "late": None}, {"count": 4.0, "late": True}]
+    late = replace(lines, output=f"{lines.output}-late", columns=("late",), text_column=None)
+    index.run(late)
+    assert Index(late.output).rows([0, 8], ["late"]) == [{"late": None}, {"late": True}]
     rows[7]["count"] = "seven"
     path = Path(folder, "rows", "part-00002.jsonl")
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows[6:]))
@@ -235,6 +241,20 @@ def test_rows_of_jsonl_get_columns_that_fit_all_parts(config: IndexConfig, tmp_p
     ):
         index.run(replace(lines, output=f"{lines.output}-2"))
     index.run(replace(lines, output=f"{lines.output}-3", columns=("name", "text")))
+
+
+def test_values_in_a_dictionary_are_plain_ones_in_an_index(
+    config: IndexConfig, tmp_path: Path
+) -> None:
+    kinds = pa.array(["ab"[number // 3] for number in range(6)]).dictionary_encode()
+    table = table_of(6).set_column(2, "kind", kinds)
+    plain = replace(
+        config, output=str(tmp_path / "index"), vectors=predicted(tmp_path / "vectors", table)
+    )
+    index.run(plain)
+    opened = Index(plain.output)
+    hits = opened.nearest(vectors_of(6)[0], 6, opened.filter({"kind": "b"}))
+    assert sorted(hit.number for hit in hits) == [3, 4, 5]
 
 
 def test_compressed_vectors_are_read_as_far_as_the_recall_needs(
@@ -309,6 +329,16 @@ def test_vectors_and_columns_that_do_not_fit_are_told(
     folder = predicted(tmp_path / "named", table.rename_columns(["a.b", *table.column_names[1:]]))
     with pytest.raises(CorpusError, match=r"wanted no column 'a\.b', since an index adds _id, _v"):
         index.run(replace(other, vectors=folder))
+    for name in ("", "_rowaddr", "_rowoffset"):
+        with pytest.raises(CorpusError, match=f"wanted no column '{name}', since an index adds"):
+            index._check_columns(replace(other, text_column=None), [name])
+    tokens = Path(predicted(tmp_path / "tokens", table))
+    space = replace(SPACE, how={"pooling": "per_token"})
+    files.write_json(str(tokens / "vectors.json"), replace(SOURCE, space=space).entries())
+    with pytest.raises(
+        ConfigError, match="vectors: wanted a vector per text, got the vectors of t"
+    ):
+        index.run(replace(other, vectors=str(tokens)))
     old = Path(predicted(tmp_path / "old", table))
     manifest = Manifest(
         stage="predict", digest="old", inputs={"model": "1"}, outputs={},

@@ -34,11 +34,16 @@ class IndexSearch(Body):
     rerank: str | None = None
     """Name of a served model for text ranking, which reads the best rows with the text."""
     rerank_rows: Count = RERANKED
-    """How many of the best rows it reads."""
+    """How many of the best rows it reads, at least `top_k`."""
     columns: list[str] | None = None
     """Columns to return; by default all."""
     prompt_name: str | None = None
     """Prompt for the texts; by default the model's own for queries."""
+
+    @property
+    def rows_per_search(self) -> int:
+        """How many rows are searched for: those that are wanted, or that a ranker reads."""
+        return self.top_k if self.rerank is None else max(self.top_k, self.rerank_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +132,10 @@ def check(asked: IndexSearch, limits: Limits) -> None:
                 raise RequestError(f"{field}: wanted none with vectors, which have no words")
     check_count(asked.texts or asked.vectors or [], limits)
     check_top_k({"top_k": asked.top_k}, limits)
-    if asked.rerank is not None and asked.rerank_rows > limits.max_inputs:
-        raise TooLargeError(
-            f"rerank_rows: wanted at most {limits.max_inputs}, got {asked.rerank_rows}: ask for "
-            "fewer"
-        )
+    if asked.rerank is not None:
+        texts, rows = len(asked.texts or []), asked.rows_per_search
+        if texts * rows > limits.max_inputs:
+            raise TooLargeError(
+                f"rerank_rows: wanted at most {limits.max_inputs} rows of all texts, got {rows} "
+                f"for each of {texts}: ask for fewer, or send several requests"
+            )

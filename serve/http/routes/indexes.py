@@ -6,6 +6,7 @@ An index may be served in several versions, so that a model can move to its next
 """
 
 import asyncio
+import base64
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from bert_core.indexes.table import Hit, Index
+from bert_core.tasks.text_ranking import TextRanking
 from serve.http.routes.base import (
     ALWAYS,
     BY_BODY,
@@ -134,8 +136,8 @@ class _Searching:
         self, request: Request, caller: Caller | None, name: str, asked: IndexSearch
     ) -> Response:
         spans, began_s = {}, time.perf_counter()
-        if asked.rerank is not None and asked.rerank not in self.models:
-            raise unknown_model(asked.rerank, usable(self.models, caller))
+        if asked.rerank is not None:
+            await self._check_ranker(request, caller, asked.rerank)
         if asked.texts is not None:
             index, vectors = await self._embedded(request, caller, name, asked)
             spans["embed"] = time.perf_counter() - began_s
@@ -159,6 +161,18 @@ class _Searching:
             "Server-Timing": ", ".join(f"{what};dur={s * 1e3:.2f}" for what, s in spans.items()),
         }
         return Response(body, 200, headers, JSON)
+
+    async def _check_ranker(self, request: Request, caller: Caller | None, name: str) -> None:
+        """Check, before anything is computed, that a request may have a model rank rows.
+        Raises: UnknownModelError, ForbiddenError, RequestError."""
+        if name not in self.models:
+            raise unknown_model(name, usable(self.models, caller))
+        admit(self.keys, request, name, counts=False)
+        if TextRanking.name not in (tasks := await self.models[name].tasks()):
+            raise RequestError(
+                f"rerank: wanted a model for {TextRanking.name}, got {name}, which is for "
+                f"{', '.join(tasks)}: name another, or leave it out"
+            )
 
     def _given(self, name: str, asked: IndexSearch) -> tuple[Index, np.ndarray]:
         """Return the vectors of a request, and the version of the index that they may be compared
@@ -275,7 +289,7 @@ def _read(body: bytes) -> IndexSearch:
 def _searched(index: Index, asked: IndexSearch, vectors: np.ndarray) -> list[list[Found]]:
     """Return the rows of each search, as many as are wanted, or as a ranker reads."""
     where = index.filter(asked.filter)
-    count = asked.top_k if asked.rerank is None else max(asked.top_k, asked.rerank_rows)
+    count = asked.rows_per_search
     columns = index.record.columns if asked.columns is None else asked.columns
     results = []
     for number, vector in enumerate(vectors):
@@ -296,4 +310,10 @@ def _searched(index: Index, asked: IndexSearch, vectors: np.ndarray) -> list[lis
 
 
 def _dumped(answer: IndexAnswer) -> bytes:
-    return orjson.dumps(asdict(answer), option=orjson.OPT_SERIALIZE_NUMPY, default=str)
+    return orjson.dumps(asdict(answer), option=orjson.OPT_SERIALIZE_NUMPY, default=_in_json)
+
+
+def _in_json(value: Any) -> str:
+    """Return a value of a row that JSON has no form for: bytes in base64, others as Python shows
+    them."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError
 from bert_core.indexes.building import build_table
-from bert_core.indexes.record import ID, VECTOR, Effort, IndexRecord, write_record
+from bert_core.indexes.record import ID, VECTOR, Effort, IndexRecord, read_record, write_record
 from bert_core.indexes.table import Index
 from bert_core.inference.predictor import Predictor
 from bert_core.inference.vector_spaces import source_of
@@ -24,6 +26,8 @@ from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_ranking import TextRanking
 from serve.config import ServeConfig
 from serve.http.app import LocalModel, create_front_app
+from serve.http.routes.index_shapes import Found, IndexAnswer
+from serve.http.routes.indexes import _dumped
 from serve.request import auth
 from serve.request.auth import Keys
 from serve.request.limits import Limits
@@ -125,7 +129,7 @@ def client(made: Served, slot: Slot) -> Iterator[httpx.Client]:
         "docs": [Index(each) for each in made.indexes],
         "old": [Index(made.indexes[1])],
     }
-    app = create_front_app(models, Limits(max_inputs=4, max_top_k=10), indexes=indexes)
+    app = create_front_app(models, Limits(max_inputs=8, max_top_k=10), indexes=indexes)
     with live.running(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
@@ -133,6 +137,15 @@ def client(made: Served, slot: Slot) -> Iterator[httpx.Client]:
 def found(response: httpx.Response) -> list[list[dict[str, Any]]]:
     assert response.status_code == 200, response.text
     return response.json()["results"]
+
+
+def test_values_that_json_has_no_form_for_are_texts() -> None:
+    row = {"bytes": b"\xff\x00", "date": date(2026, 1, 2), "part": Decimal("1.50"), "no": np.nan}
+    found = Found(id=0, score=1.0, cosine=1.0, bm25=None, row=row)
+    answer = json.loads(_dumped(IndexAnswer(index="docs", space="0", results=[[found]])))
+    assert answer["results"][0][0]["row"] == {
+        "bytes": "/wA=", "date": "2026-01-02", "part": "1.50", "no": None,
+    }  # fmt: skip
 
 
 def cosines(model: Path, texts: list[str]) -> np.ndarray:
@@ -204,11 +217,16 @@ def test_a_ranker_orders_the_rows_by_its_own_scores(client: httpx.Client, made: 
         (SEARCH, {"texts": ["a"], "filter": {"kid": 1}}, 422, "filter.kid: wanted one of the col"),
         (SEARCH, {"texts": ["a"], "columns": ["kid"]}, 422, "columns: wanted some of text, kind"),
         (SEARCH, {"texts": ["a"], "top_k": 11}, 413, "top_k: wanted at most 10, got 11"),
-        (SEARCH, {"texts": ["a"] * 5}, 413, "inputs: wanted at most 4 per request, got 5"),
-        (SEARCH, {"texts": ["a"], "rerank": "ranker"}, 413, "rerank_rows: wanted at most 4, got"),
+        (SEARCH, {"texts": ["a"] * 9}, 413, "inputs: wanted at most 8 per request, got 9"),
         (
             SEARCH,
-            {"texts": ["a"], "rerank": "none", "rerank_rows": 2},
+            {"texts": ["a", "b", "c"], "rerank": "ranker", "rerank_rows": 2, "top_k": 3},
+            413,
+            "rerank_rows: wanted at most 8 rows of all texts, got 3 for each of 3: ask for fewer",
+        ),
+        (
+            SEARCH,
+            {"texts": ["a"], "rerank": "none", "rerank_rows": 2, "top_k": 2},
             404,
             'there is no model "none"',
         ),
@@ -220,9 +238,9 @@ def test_a_ranker_orders_the_rows_by_its_own_scores(client: httpx.Client, made: 
         ),
         (
             SEARCH,
-            {"texts": ["a"], "rerank": "vectors", "rerank_rows": 2},
+            {"texts": ["a"], "rerank": "vectors", "rerank_rows": 2, "top_k": 2},
             422,
-            "vectors: ",
+            "rerank: wanted a model for text-ranking, got vectors, which is for feature-extraction",
         ),
         ("/v1/indexes/none/search", {"texts": ["a"]}, 404, "there is no index 'none': there are"),
         (
@@ -277,7 +295,10 @@ def test_a_search_needs_the_key_of_its_model(made: Served, tmp_path: Path) -> No
         auth.create("able", models=["vectors"]), auth.create("other", models=["ranker"]),
     )  # fmt: skip
     keys = Keys([key, other])
-    models = {"vectors": LocalModel(Slot(live.loaded("vectors", made.models[0])), keys)}
+    models = {
+        "vectors": LocalModel(Slot(live.loaded("vectors", made.models[0])), keys),
+        "ranker": LocalModel(Slot(live.loaded("ranker", made.ranker)), keys),
+    }
     app = create_front_app(models, keys=keys, indexes={"docs": [Index(made.indexes[0])]})
     space = Index(made.indexes[0]).space
     size = Index(made.indexes[0]).record.vectors.space.dimensions
@@ -287,9 +308,14 @@ def test_a_search_needs_the_key_of_its_model(made: Served, tmp_path: Path) -> No
             headers = {} if presented is None else {"Authorization": f"Bearer {presented}"}
             for body in ({"texts": TEXTS}, by_vectors):
                 assert client.post(SEARCH, json=body, headers=headers).status_code == status
+        reranked = {"texts": TEXTS, "rerank": "ranker", "filter": {"none": 1}}
+        headers = {"Authorization": f"Bearer {able}"}
+        refused = client.post(SEARCH, json=reranked, headers=headers)
+        assert refused.status_code == 403, "before anything is searched for"
+        assert "wanted a model that it may use (vectors), got ranker" in refused.json()["error"]
 
 
-def test_a_config_names_indexes_with_their_models(made: Served) -> None:
+def test_a_config_names_indexes_with_their_models(made: Served, tmp_path: Path) -> None:
     index, other = (str(each) for each in made.indexes)
     config = ServeConfig(
         models={"vectors": str(made.models[0])}, indexes=f"docs={index},docs={other}"
@@ -312,6 +338,17 @@ def test_a_config_names_indexes_with_their_models(made: Served) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             find(ServeConfig(models={"vectors": str(made.models[0])}, indexes={"docs": folders}))
+    entries = json.loads((made.indexes[0] / "index.json").read_bytes())
+    assert entries["vectors"]["query_prompt"] == "query"
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    record = read_record(index)
+    space = replace(record.vectors.space, how={**record.vectors.space.how, "pooling": "max"})
+    write_record(str(odd), replace(record, vectors=replace(record.vectors, space=space)))
+    with pytest.raises(
+        ConfigError, match=r"indexes.docs: wanted vectors as vectors makes them .*, got those of f"
+    ):
+        find(ServeConfig(models={"vectors": str(made.models[0])}, indexes={"docs": str(odd)}))
     split = {"model": str(made.models[1]), "mode": "split"}
     models = {"vectors": {"model": str(made.models[0]), "candidate": split}}
     with pytest.raises(
@@ -319,8 +356,6 @@ def test_a_config_names_indexes_with_their_models(made: Served) -> None:
     ):
         find(ServeConfig(models=models, indexes={"docs": index}))
     find(ServeConfig(models=models, indexes={"docs": [index, other]}))
-    entries = json.loads((made.indexes[0] / "index.json").read_bytes())
-    assert entries["vectors"]["query_prompt"] == "query"
 
 
 def test_a_model_waits_for_an_index_of_its_vectors(made: Served) -> None:
