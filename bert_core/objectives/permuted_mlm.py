@@ -67,7 +67,7 @@ class PermutedMaskedLanguageModeling(MaskedLanguageModeling):
         kind_of = padded(kind, PADDING)
         longer = {
             "input_ids": ids,
-            "token_type_ids": torch.zeros_like(ids),
+            "token_type_ids": padded(batch["token_type_ids"].flatten()[of], 0),
             "attention_mask": seen_by(kind_of, padded(rank[of], -1)).long(),
             "positions": padded(places[of], 0),
             "mlm_positions": (kind_of.flatten() == QUERY).nonzero()[:, 0],  # ascend as labels do

@@ -45,7 +45,7 @@ def batch_of(chosen: list[list[int]], lengths: list[int], seed: int = 0) -> Batc
     places = [row * max(lengths) + place for row, some in enumerate(chosen) for place in some]
     return {
         "input_ids": ids * mask + PAD * (1 - mask),
-        "token_type_ids": torch.zeros_like(ids),
+        "token_type_ids": (torch.arange(max(lengths)) >= 3).long() * mask,
         "attention_mask": mask,
         "mlm_positions": torch.tensor(places),
         "mlm_labels": torch.randint(5, VOCABULARY, (len(places),), generator=generator),
@@ -91,7 +91,8 @@ def reference(model: ObjectiveModel, batch: Batch) -> list[Tensor]:
                 ids[int(other) % width] = known
         real = batch["attention_mask"][row].bool()
         shown = ids[real][None]
-        hidden = model.encoder(shown, torch.zeros_like(shown)).hidden[0, int(place) % width]
+        segments = batch["token_type_ids"][row][real][None]
+        hidden = model.encoder(shown, segments).hidden[0, int(place) % width]
         scores = objective.head(hidden[None], model.word_embeddings)[0]
         losses.append(-scores.log_softmax(-1)[label])
     return losses
