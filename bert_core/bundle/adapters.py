@@ -327,31 +327,23 @@ def merged(bundle: Bundle, folder: str | Path, labels: tuple[str, ...] = ()) -> 
 
 
 def factors_of(
-    adapter: Adapter, outputs: Mapping[str, int], config: EncoderConfig, where: str
+    adapter: Adapter, outputs: Mapping[str, int], config: EncoderConfig
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return A (low, inputs) and B (outputs, low), scaled, of the layers that an adapter changes.
 
     Args:
         outputs: number of outputs of each linear layer of the encoder, by our name.
-        where: the adapter's folder, for messages.
-    Raises: FormatError if it changes anything of the encoder besides these layers.
     """
     prefix = LAYOUTS[config.family].prefix
-    left = {name.removeprefix(prefix): change for name, change in adapter.changes.items()}
+    changes = {name.removeprefix(prefix): change for name, change in adapter.changes.items()}
     factors = {}
     for layer, size in outputs.items():
         names = names_of_module(layer, config)
-        parts = [left.pop(name.removeprefix(prefix), None) for name in names]
+        parts = [changes.get(name.removeprefix(prefix)) for name in names]
         if changed := [part for part in parts if part is not None]:
             none = torch.zeros(size // len(parts), 0)
             spread = [none if part is None else part.scale * part.b for part in parts]
             factors[layer] = torch.cat([part.a for part in changed]), torch.block_diag(*spread)
-    biases = [name for name in adapter.replaced if ".layer" in name]
-    if more := sorted([*left, *biases]):
-        raise FormatError(
-            f"{where}: wanted changes of linear layers, and of the head, got some of {more[0]}: "
-            "merge the adapter into its base with raybert export --adapter, and use the whole model"
-        )
     return factors
 
 

@@ -1,7 +1,7 @@
 """Answers inputs of many adapters of one base: its encoder is in memory once, and rows of any of
 them pass through it together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,12 +10,12 @@ import torch
 
 from bert_core.batches import tensors
 from bert_core.bundle.adapters import factors_of, merged, read_adapter
-from bert_core.bundle.format import load_bundle
+from bert_core.bundle.format import Bundle, load_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.collation import buckets, collate
 from bert_core.data.windows import Window
 from bert_core.determinism import fix_products
-from bert_core.errors import InputError
+from bert_core.errors import FormatError, InputError
 from bert_core.inference.predictor import Predictor
 from bert_core.model.layout import Packed
 from bert_core.model.mixed import (
@@ -67,15 +67,17 @@ class AdaptedPredictors:
         Args:
             folder: of an adapter with a task: written by raybert, or by peft with a head.
         Raises: FormatError if it cannot be read or belongs to another base, or changes more than
-            linear layers.
+            the weights of linear layers.
         """
-        bundle = merged(load_bundle(self._folder), folder)
-        predictor = Predictor(bundle, device="cpu", threads=self._threads)
+        base = load_bundle(self._folder)
+        bundle = merged(base, folder)
         outputs = {
             f"encoder.{layer}": len(part.base.get_parameter("weight"))
             for layer, part in mixed_layers(self._encoder).items()
         }
-        changes = factors_of(read_adapter(folder), outputs, self._config, str(folder))
+        _check_rest(base, bundle, outputs, folder)
+        predictor = Predictor(bundle, device="cpu", threads=self._threads)
+        changes = factors_of(read_adapter(folder), outputs, self._config)
         for child, part in self._encoder.named_children():
             if child != "pooler":  # in place of the merged weights, which are given up
                 setattr(predictor.model.encoder, child, part)
@@ -168,6 +170,25 @@ class AdaptedPredictors:
         own = hidden[group.start : group.end]
         encoded = model.encoder.output_of(own, rows, head.places(batch))
         return head.logits(encoded, batch, model.word_embeddings).float().numpy()
+
+
+def _check_rest(
+    base: Bundle, merged_with: Bundle, layers: Collection[str], folder: str | Path
+) -> None:
+    """Raise FormatError if an adapter changes anything of the encoder, apart from its pooler, but
+    the weights of these layers."""
+    for name, tensor in base.state.items():
+        is_shared = name.startswith("encoder.") and not name.startswith("encoder.pooler.")
+        if (
+            is_shared
+            and name.removesuffix(".weight") not in layers
+            and not torch.equal(tensor, merged_with.state[name])
+        ):
+            raise FormatError(
+                f"{folder}: wanted changes of linear layers' weights, and of the head, got another "
+                f"{name}: merge the adapter into its base with raybert export --adapter, and use "
+                "the whole model"
+            )
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:

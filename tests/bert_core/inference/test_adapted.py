@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from bert_core.bundle.adapter_layout import ADAPTER
+from bert_core.bundle.adapter_layout import ADAPTER, WEIGHTS
 from bert_core.bundle.format import About, load_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.bundle.writing import save_bundle
@@ -125,6 +126,29 @@ def test_adapters_come_and_go_and_the_encoder_is_in_memory_once(tmp_path: Path) 
         models.predict(INPUTS)
     with pytest.raises(InputError, match="adapter: wanted one of"):
         models.drop("places")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("embeddings.word_embeddings.weight", "embeddings.word_embeddings.weight"),
+        ("encoder.layer.0.output.dense.bias", "layers.0.feed_forward.down.bias"),
+    ],
+)
+def test_an_adapter_that_changes_more_than_weights_of_linear_layers_is_refused(
+    theirs: str, ours: str, tmp_path: Path
+) -> None:
+    base = tiny.bundle(tmp_path / "base", tiny.tokenizer(), config_of("bert-tiny"), objectives=[])
+    folder = made(tmp_path / "colours", base, *TASKS["colours"], 0) / ADAPTER
+    weights = load_file(folder / WEIGHTS)
+    own = load_bundle(base).state[f"encoder.{ours}"]
+    models = AdaptedPredictors(base)
+    save_file(weights | {f"base_model.model.bert.{theirs}": own}, folder / WEIGHTS)
+    models.add("as the base has it", folder)
+    save_file(weights | {f"base_model.model.bert.{theirs}": own + 1}, folder / WEIGHTS)
+    with pytest.raises(FormatError, match=rf"changes of linear.* got another encoder\.{ours}: mer"):
+        models.add("colours", folder)
+    assert models.names == ["as the base has it"]
 
 
 def test_what_cannot_share_a_pass_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
