@@ -16,6 +16,7 @@ from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.errors import ConfigError
 from bert_core.files import is_uri
 from bert_core.indexes.record import IndexRecord, read_record
+from bert_core.indexes.table import Index
 from bert_core.inference.vector_spaces import VectorSpace, source_of
 from serve.config import ComparisonMode, ModelConfig, ServeConfig
 from serve.model.changes import difference
@@ -152,13 +153,14 @@ class Deployable:
 def find(
     config: ServeConfig, loading: Callable[[str], object] = lambda name: None
 ) -> dict[str, Deployable]:
-    """Return all models by name, after loading each once, since Serve would retry a failing replica
-    for minutes.
+    """Return all models by name, after loading each once, and opening each index, since Serve would
+    retry a failing replica for minutes.
 
     Args:
         loading: called before a model is loaded, with its name.
     Raises: ConfigError for a reference that does not exist, or a graph that should run on a GPU;
-        FormatError for a bundle that is damaged or answers no task; also see `Reference.fetch`.
+        FormatError for a bundle or an index that is damaged, or a bundle that answers no task;
+        ResourceError without LanceDB; also see `Reference.fetch`.
     """
     uri = tracking_uri(config.tracking_uri)
     for name, folders in config.served_indexes.items():
@@ -175,6 +177,8 @@ def find(
         loading(name)
         found[name] = _find(uri, name, model)
     _check_indexes(records, found)
+    for folder in chain.from_iterable(config.served_indexes.values()):
+        Index(folder)
     indexed = sorted({each.vectors.space.model for each in chain.from_iterable(records.values())})
     return {
         name: replace(each, plan=replace(each.plan, indexed=tuple(indexed)))

@@ -1,6 +1,7 @@
 """Searches over HTTP: what they find, which vectors are compared, and what is refused."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import date
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from bert_core.bundle.format import load_bundle
-from bert_core.errors import ConfigError
+from bert_core.errors import ConfigError, FormatError
 from bert_core.indexes.building import build_table
 from bert_core.indexes.record import ID, VECTOR, Effort, IndexRecord, read_record, write_record
 from bert_core.indexes.table import Index
@@ -349,6 +350,11 @@ def test_a_config_names_indexes_with_their_models(made: Served, tmp_path: Path) 
         ConfigError, match=r"indexes.docs: wanted vectors as vectors makes them .*, got those of f"
     ):
         find(ServeConfig(models={"vectors": str(made.models[0])}, indexes={"docs": str(odd)}))
+    damaged = Path(shutil.copytree(index, tmp_path / "damaged"))
+    [data] = (damaged / "rows.lance" / "data").iterdir()
+    data.write_bytes(data.read_bytes()[:-1])
+    with pytest.raises(FormatError, match="wanted the file that the index was written with, got o"):
+        find(ServeConfig(models={"vectors": str(made.models[0])}, indexes={"docs": str(damaged)}))
     split = {"model": str(made.models[1]), "mode": "split"}
     models = {"vectors": {"model": str(made.models[0]), "candidate": split}}
     with pytest.raises(
