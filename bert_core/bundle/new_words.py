@@ -66,7 +66,7 @@ def widened(bundle: Bundle, tokenizer: Tokenizer) -> ObjectiveModel:
     """Return the bundle's encoder and masked-word head for a tokenizer with more tokens.
 
     The row of a new token, and its bias, is the mean of those of the pieces that the bundle's
-    tokenizer cuts it into (Hewitt 2021; measured in docs/guides/continue.md).
+    tokenizer cuts it into (Hewitt 2021).
     """
     config = bundle.encoder_config
     old = build_model(bundle, [MaskedLanguageModeling(config)])
