@@ -26,7 +26,7 @@ class Limits:
     max_top_k: PositiveInt = 100
     """Maximum `top_k` of a request."""
     max_candidates: PositiveInt = 5000
-    """Maximum masks of a request times `top_k`; more get 413."""
+    """Maximum masks, or searches in an index, of a request times `top_k`; more get 413."""
     max_numbers: PositiveInt = 4_194_304
     """Maximum numbers in the vectors of an answer; more get 413. An entry of a sparse vector is two
     numbers."""

@@ -132,10 +132,14 @@ def check(asked: IndexSearch, limits: Limits) -> None:
                 raise RequestError(f"{field}: wanted none with vectors, which have no words")
     check_count(asked.texts or asked.vectors or [], limits)
     check_top_k({"top_k": asked.top_k}, limits)
-    if asked.rerank is not None:
-        texts, rows = len(asked.texts or []), asked.rows_per_search
-        if texts * rows > limits.max_inputs:
-            raise TooLargeError(
-                f"rerank_rows: wanted at most {limits.max_inputs} rows of all texts, got {rows} "
-                f"for each of {texts}: ask for fewer, or send several requests"
-            )
+    texts, rows = len(asked.texts or asked.vectors or []), asked.rows_per_search
+    if asked.rerank is not None and texts * rows > limits.max_inputs:
+        raise TooLargeError(
+            f"rerank_rows: wanted at most {limits.max_inputs} rows of all texts, got {rows} for "
+            f"each of {texts}: ask for fewer, or send several requests"
+        )
+    if texts * rows > limits.max_candidates:
+        raise TooLargeError(
+            f"top_k: wanted at most {limits.max_candidates} rows of all searches, got {rows} for "
+            f"each of {texts}: ask for fewer, or send several requests"
+        )

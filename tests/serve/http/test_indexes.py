@@ -130,7 +130,9 @@ def client(made: Served, slot: Slot) -> Iterator[httpx.Client]:
         "docs": [Index(each) for each in made.indexes],
         "old": [Index(made.indexes[1])],
     }
-    app = create_front_app(models, Limits(max_inputs=8, max_top_k=10), indexes=indexes)
+    app = create_front_app(
+        models, Limits(max_inputs=8, max_top_k=10, max_candidates=30), indexes=indexes
+    )
     with live.running(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
@@ -219,6 +221,12 @@ def test_a_ranker_orders_the_rows_by_its_own_scores(client: httpx.Client, made: 
         (SEARCH, {"texts": ["a"], "columns": ["kid"]}, 422, "columns: wanted some of text, kind"),
         (SEARCH, {"texts": ["a"], "top_k": 11}, 413, "top_k: wanted at most 10, got 11"),
         (SEARCH, {"texts": ["a"] * 9}, 413, "inputs: wanted at most 8 per request, got 9"),
+        (
+            SEARCH,
+            {"texts": ["a", "b", "c", "d"], "top_k": 8},
+            413,
+            "top_k: wanted at most 30 rows of all searches, got 8 for each of 4: ask for fewer, or",
+        ),
         (
             SEARCH,
             {"texts": ["a", "b", "c"], "rerank": "ranker", "rerank_rows": 2, "top_k": 3},
