@@ -45,9 +45,9 @@ from serve.model.card import ServedModel
 from serve.model.sizes import SMALL
 from serve.observe.records import PART, record_of
 from serve.request.auth import Caller, Keys
-from serve.request.body import receive
+from serve.request.body import deadline_of, receive
 from serve.request.disconnects import while_connected
-from serve.request.errors import NotReadyError, RequestError, UnknownPathError
+from serve.request.errors import DeadlineError, NotReadyError, RequestError, UnknownPathError
 from serve.request.limits import Limits, check_size
 from serve.surfaces import huggingface
 from serve.surfaces.base import JSON, read
@@ -136,6 +136,7 @@ class _Searching:
         self, request: Request, caller: Caller | None, name: str, asked: IndexSearch
     ) -> Response:
         spans, began_s = {}, time.perf_counter()
+        ends_s = time.monotonic() + deadline_of(request, self.limits)
         if asked.rerank is not None:
             await self._check_ranker(request, caller, asked.rerank)
         if asked.texts is not None:
@@ -146,11 +147,11 @@ class _Searching:
             model = await self._model_of(name)
             admit(self.keys, request, model)  # no model counts this request
         began_s = time.perf_counter()
-        found = await asyncio.to_thread(_searched, index, asked, vectors)
+        found = await asyncio.to_thread(_searched, index, asked, vectors, ends_s)
         spans["search"] = time.perf_counter() - began_s
         if asked.rerank is not None:
             began_s = time.perf_counter()
-            found = await self._reranked(request, index, asked, found)
+            found = await self._reranked(request, index, asked, found, ends_s)
             spans["rerank"] = time.perf_counter() - began_s
         answer = IndexAnswer(index=name, space=index.space, results=found)
         body = await asyncio.to_thread(_dumped, answer)
@@ -243,9 +244,11 @@ class _Searching:
         )
 
     async def _reranked(
-        self, request: Request, index: Index, asked: IndexSearch, found: list[list[Found]]
-    ) -> list[list[Found]]:
-        """Return the rows in the order of a ranker's scores of them with their text."""
+        self, request: Request, index: Index, asked: IndexSearch, found: list[list[Found]],
+        ends_s: float,
+    ) -> list[list[Found]]:  # fmt: skip
+        """Return the rows in the order of a ranker's scores of them with their text. Raises:
+        DeadlineError."""
         assert asked.rerank is not None
         if index.record.text is None:
             raise RequestError(
@@ -254,6 +257,7 @@ class _Searching:
             )
         ranked: list[list[Found]] = []
         for query, rows in zip(asked.texts or [], found, strict=True):
+            _check_time(ends_s, f"{len(ranked)} of {len(found)} searches are reranked")
             numbers = [each.id for each in rows]
             texts = await asyncio.to_thread(index.rows, numbers, [index.record.text])
             pairs = [{"text": query, "text_pair": text[index.record.text] or ""} for text in texts]
@@ -286,13 +290,28 @@ def _read(body: bytes) -> IndexSearch:
     return read(IndexSearch, body)
 
 
-def _searched(index: Index, asked: IndexSearch, vectors: np.ndarray) -> list[list[Found]]:
-    """Return the rows of each search, as many as are wanted, or as a ranker reads."""
+def _check_time(ends_s: float, done: str) -> None:
+    if time.monotonic() >= ends_s:
+        raise DeadlineError(
+            f"wanted an answer before the deadline, {done}: send fewer texts at once"
+        )
+
+
+def _searched(
+    index: Index, asked: IndexSearch, vectors: np.ndarray, ends_s: float
+) -> list[list[Found]]:
+    """Return the rows of each search, as many as are wanted, or as a ranker reads.
+
+    Args:
+        ends_s: the deadline, by the monotonic clock.
+    Raises: DeadlineError; InputError for a filter, columns or vectors that do not fit.
+    """
     where = index.filter(asked.filter)
     count = asked.rows_per_search
     columns = index.record.columns if asked.columns is None else asked.columns
     results = []
     for number, vector in enumerate(vectors):
+        _check_time(ends_s, f"{number} of {len(vectors)} searches are done")
         hits: Sequence[Hit]
         if asked.hybrid:
             assert asked.texts is not None

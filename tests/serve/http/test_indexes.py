@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import date
@@ -27,10 +28,11 @@ from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_ranking import TextRanking
 from serve.config import ServeConfig
 from serve.http.app import LocalModel, create_front_app
-from serve.http.routes.index_shapes import Found, IndexAnswer
-from serve.http.routes.indexes import _dumped
+from serve.http.routes.index_shapes import Found, IndexAnswer, IndexSearch
+from serve.http.routes.indexes import _dumped, _searched
 from serve.request import auth
 from serve.request.auth import Keys
+from serve.request.errors import DeadlineError
 from serve.request.limits import Limits
 from serve.versions.plan import find
 from serve.versions.slot import Slot
@@ -140,6 +142,14 @@ def client(made: Served, slot: Slot) -> Iterator[httpx.Client]:
 def found(response: httpx.Response) -> list[list[dict[str, Any]]]:
     assert response.status_code == 200, response.text
     return response.json()["results"]
+
+
+def test_no_search_begins_after_the_deadline(made: Served) -> None:
+    index, asked = Index(made.indexes[0]), IndexSearch(texts=TEXTS, top_k=1)
+    vectors = np.eye(2, index.record.vectors.space.dimensions, dtype=np.float32)
+    assert len(_searched(index, asked, vectors, time.monotonic() + 60)) == 2
+    with pytest.raises(DeadlineError, match="before the deadline, 0 of 2 searches are done: send"):
+        _searched(index, asked, vectors, time.monotonic())
 
 
 def test_values_that_json_has_no_form_for_are_texts() -> None:
