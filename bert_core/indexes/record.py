@@ -15,6 +15,7 @@ RECORD, TABLE = "index.json", "rows"
 ID, VECTOR = "_id", "_vector"
 """Columns that an index adds to the rows'."""
 OWN_COLUMNS = (ID, VECTOR, "_distance", "_score", "_rowid", "_rowaddr", "_rowoffset",
+               "_row_created_at_version", "_row_last_updated_at_version",
                "_relevance_score")  # fmt: skip
 """Names that columns of rows cannot have: an index or LanceDB adds them."""
 

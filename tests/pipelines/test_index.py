@@ -329,7 +329,7 @@ def test_vectors_and_columns_that_do_not_fit_are_told(
     folder = predicted(tmp_path / "named", table.rename_columns(["a.b", *table.column_names[1:]]))
     with pytest.raises(CorpusError, match=r"wanted no column 'a\.b', since an index adds _id, _v"):
         index.run(replace(other, vectors=folder))
-    for name in ("", "_rowaddr", "_rowoffset"):
+    for name in ("", "_rowaddr", "_rowoffset", "_row_created_at_version"):
         with pytest.raises(CorpusError, match=f"wanted no column '{name}', since an index adds"):
             index._check_columns(replace(other, text_column=None), [name])
     tokens = Path(predicted(tmp_path / "tokens", table))
