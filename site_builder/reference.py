@@ -30,7 +30,7 @@ LISTS = {"`raybert list tasks`": "tasks", "`raybert list variants`": "variants"}
 
 def pages() -> dict[str, str]:
     """Page → its text."""
-    made = {f"{COMMANDS}/{_file(word)}": "\n".join(_command(word)) for word in ALL}
+    made = {f"{COMMANDS}/{file_of(word)}": "\n".join(_command(word)) for word in ALL}
     made[f"{COMMANDS}/index.md"] = "\n".join(_commands())
     made["reference/http.md"] = "\n".join(_http())
     made["reference/metrics.md"] = "\n".join(_metrics())
@@ -39,7 +39,7 @@ def pages() -> dict[str, str]:
 
 
 def command_nav() -> list[Any]:
-    return [f"{COMMANDS}/index.md", *({word: f"{COMMANDS}/{_file(word)}"} for word in ALL)]
+    return [f"{COMMANDS}/index.md", *({word: f"{COMMANDS}/{file_of(word)}"} for word in ALL)]
 
 
 @cache
@@ -58,8 +58,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"{wording.table(head, lines)}\n"
 
 
-def _file(word: str) -> str:
-    return f"{word.replace(' ', '_')}.md"
+def file_of(word: str) -> str:
+    """The file of a command's page; `index.md` is the folder's own, which lists the commands."""
+    return "raybert_index.md" if word == "index" else f"{word.replace(' ', '_')}.md"
 
 
 def _commands() -> Iterator[str]:
@@ -69,7 +70,9 @@ def _commands() -> Iterator[str]:
     yield "a run would use, as TOML that can be run again. In the tables of options, a name links"
     yield "to the code that defines it.\n"
     for title, words in (("Stages", STAGES), ("Other commands", ALL.keys() - STAGES.keys())):
-        rows = [[f"[`{word}`]({_file(word)})", ALL[word].summary] for word in ALL if word in words]
+        rows = [
+            [f"[`{word}`]({file_of(word)})", ALL[word].summary] for word in ALL if word in words
+        ]
         yield f"## {title}\n"
         yield table(["word", "what it does"], rows)
 

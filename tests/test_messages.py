@@ -172,7 +172,7 @@ def test_every_option_that_a_message_names_is_one_of_a_command() -> None:
             keys = any(
                 option.startswith(f"{name}.")
                 for name in known
-                if name.endswith(("columns", "options", "parameters"))
+                if name.endswith(("adapter", "columns", "options", "parameters"))
             )
             assert option in known or keys or option in OPTIONS_OF, text
     for option, program in OPTIONS_OF.items():

@@ -18,7 +18,7 @@ from pipelines import evaluate, finetune, tune
 from pipelines.answering import predictors
 from pipelines.configure import parse
 from pipelines.corpus.labelled import LabelledConfig
-from pipelines.finetune import FinetuneConfig
+from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.selection import SelectionConfig
 from pipelines.training.sweep import SweepConfig
 from pipelines.tune import TuneConfig
@@ -44,7 +44,7 @@ finally:
 def sweep(made: Any, output: Path, **changes: Any) -> TuneConfig:
     """Two trials of a few steps, at the same time."""
     base = made.finetune(output)
-    shared = {one.name: getattr(base, one.name) for one in fields(FinetuneConfig)}
+    shared = {one.name: getattr(base, one.name) for one in fields(LabelledTrainingConfig)}
     shared |= {
         "seeds": (0,),
         "selection": SelectionConfig(share=0.25, metric="loss"),

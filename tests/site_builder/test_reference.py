@@ -31,7 +31,7 @@ def options_of(page: str) -> list[list[str]]:
 
 
 def page_of(word: str, pages: dict[str, str]) -> str:
-    return pages[f"{reference.COMMANDS}/{word.replace(' ', '_')}.md"]
+    return pages[f"{reference.COMMANDS}/{reference.file_of(word)}"]
 
 
 @pytest.mark.parametrize("word", ALL)

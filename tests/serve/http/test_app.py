@@ -253,6 +253,7 @@ def test_the_card_has_task_labels_digest_and_metrics(ask: Caller, bundle: Path) 
         "encoder_digest": encoder_digest(predictor.model.encoder),
         "backend": "torch",
         "precision": "fp32",
+        "spaces": {},
         "note": None,
         "max_tokens": 128,
         "limits": asdict(Limits()),
