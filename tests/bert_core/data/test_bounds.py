@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +60,8 @@ def test_settings_that_cost_without_bound_are_refused_before_they_are_used(
     changes, message = ODD[name]
     contents = json.loads(tiny.tokenizer().inner.to_str()) | changes
     (tmp_path / "tokenizer.json").write_text(json.dumps(contents))
-    begun = time.process_time()
     with pytest.raises(FormatError, match=rf"tokenizer\.json: wanted .*{message}"):
         Tokenizer.load(tmp_path)
-    assert time.process_time() - begun < 2
 
 
 def split_by(pattern: str) -> bytes:

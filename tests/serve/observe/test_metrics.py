@@ -66,7 +66,7 @@ def test_nodes_that_are_gone_fail_or_hang_do_not_fail_the_page(
 
     @app.get("/hangs/metrics")
     async def hang(request: Request) -> None:
-        for _ in range(30):
+        for _ in range(200):
             if not await request.is_disconnected():
                 await asyncio.sleep(0.05)
 
@@ -79,6 +79,6 @@ def test_nodes_that_are_gone_fail_or_hang_do_not_fail_the_page(
                 [*gone, f"{url}/metrics", f"{url}/none/metrics", f"{url}/hangs/metrics"]
             )
         )
-        assert time.monotonic() - began_s < 1.2
+        assert time.monotonic() - began_s < 5
     assert "ray_raybert_requests_total" in page
     assert "ray_raybert_nodes_missing 4" in page

@@ -346,7 +346,7 @@ def test_after_every_abuse_a_good_request_is_answered_as_before(
     assert answers[0] == answers[1]
     began_s = time.monotonic()
     assert post(f"{server}/v1/models/{CLASSES}", b'{"inputs": "a"}').status_code == 200
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 20
 
 
 def test_half_a_surrogate_pair_in_a_label_is_refused(bundles: dict[str, Path]) -> None:

