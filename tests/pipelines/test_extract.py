@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,19 +20,24 @@ from bert_core.tasks.question_answering import (
     QuestionAnsweringOptions,
     QuestionAnsweringParameters,
 )
-from bert_core.tasks.token_classification import TokenClassification
+from bert_core.tasks.token_classification import TokenClassification, TokenClassificationOptions
 from pipelines import extract
 from pipelines.extract import ExtractConfig, ReaderConfig, TaggerConfig
 from tests.pipelines.interruption import run_interrupted
 
 WORDS = ["the", "sea", "is", "blue", "tree", "anna", "rome", "when", "?", "."]
 TASKS: dict[str, Task] = {
-    "tagger": TokenClassification(["B-person", "B-place", "I-person", "I-place", "O"]),
+    "tagger": TokenClassification(
+        ["B-person", "B-place", "I-person", "I-place", "O"],
+        TokenClassificationOptions(label_parts=True, inner_marks="."),  # as training makes it
+    ),
     "reader": QuestionAnswering(options=QuestionAnsweringOptions(no_answer=True, doc_stride=4)),
 }
 _RNG = random.Random(0)
 # Of one word to several windows' length.
 TEXTS = [" ".join(_RNG.choices(WORDS, k=1 + 3 * n)).capitalize() for n in range(30)]
+# Words of several parts.
+TEXTS += [f"The {a}.{b} is blue ." for a in ("anna", "rome") for b in ("rome", "sea", "tree")]
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +124,8 @@ def test_a_record_a_document_in_order_says_what_the_models_say(
             for ours, one in zip(record[name], of_kind, strict=True):
                 assert near(ours, one | {"text": one["word"]})
                 assert text[ours["start"] : ours["end"]] == ours["text"]
+                assert not re.search(r"\w\.$", text[: ours["start"]]), "a word is never cut"
+                assert not re.match(r"\.\w", text[ours["end"] :]), "a word is never cut"
             found[name] += len(of_kind)
         for name, question in (("when", "When ?"), ("colour", "the sea is ?")):
             (answer,) = reader.predict([{"question": question, "context": text}])
